@@ -1,0 +1,1 @@
+"""What is tuned. The only room that imports Pallas Mosaic GPU."""

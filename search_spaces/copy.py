@@ -1,0 +1,263 @@
+"""Copy through a ring of shared memory by TMA (Hopper and newer)."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from . import prior
+from .architecture import WARPGROUP_THREADS, Target
+from .barriers import BARRIER_BYTES, MAX_BARRIERS_PER_GROUP, barriers_per_group
+from .family import Axis, KernelFamily, choice
+from .problem import CopyProblem, itemsize_bytes
+from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned
+from .rule import Rule
+from .tma import COPY_BYTES, MAX_BOX_ELEMENTS, TMA_ALIGNMENT_BYTES, TMA_DTYPES, box, row_pitch, whole_lines
+
+REVISION = 1
+
+# CUDA: 2048 threads an SM on Hopper; a block of this kernel is one warpgroup.
+MAX_THREADS_PER_SM = 2048
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TuningConfig:
+    """What is searched.
+
+    tile_m, tile_n: rows and columns of one copy. max_concurrent_steps: slots of the ring.
+    delay_release: stores still reading their slot when the next load is issued.
+    blocks_per_sm: blocks launched for each SM. grid_minor_dim: direction neighbouring blocks follow.
+    """
+
+    tile_m: int = 64
+    tile_n: int = 64
+    max_concurrent_steps: int = 4
+    delay_release: int = 1
+    blocks_per_sm: int = 1
+    grid_minor_dim: str = choice("M", "N", default="N")
+
+
+DERIVED: Mapping[str, Callable[..., Any]] = {
+    "itemsize": lambda problem: itemsize_bytes(problem.dtype),
+    "row_pitch_bytes": lambda n, itemsize: n * itemsize,
+    "tile_bytes": lambda tile_m, tile_n, itemsize: tile_m * tile_n * itemsize,
+    "tile_row_bytes": lambda tile_n, itemsize: tile_n * itemsize,
+    # Whole rows are one run of memory: no box, no tensor map.
+    "contiguous": lambda tile_n, n: tile_n == n,
+    "grid_m": lambda m, tile_m: ceil_div(m, tile_m),
+    "grid_n": lambda n, tile_n: ceil_div(n, tile_n),
+    "tiles": lambda grid_m, grid_n: grid_m * grid_n,
+    "grid": lambda tiles, sm_count, blocks_per_sm: np.minimum(tiles, sm_count * blocks_per_sm),
+    "block_steps": lambda tiles, grid: ceil_div(tiles, grid),
+    "steps": lambda max_concurrent_steps, block_steps: np.minimum(max_concurrent_steps, block_steps),
+    "smem_bytes": lambda steps, tile_bytes: smem_aligned(steps * tile_bytes) + BARRIER_BYTES * steps,
+}
+
+_OWN = "own kernel: a partial tile has no remedy here"
+
+RULES: tuple[Rule, ...] = (
+    row_pitch(
+        "copy.row_pitch",
+        lambda row_pitch_bytes: row_pitch_bytes % TMA_ALIGNMENT_BYTES == 0,
+        "rows of n={n} x {itemsize} bytes, {row_pitch_bytes} apart",
+        "make n a multiple of 16 bytes",
+    ),
+    Rule(
+        id="copy.m_divisible",
+        holds=lambda m, tile_m: divides(tile_m, m),
+        have="m={m}",
+        need="a multiple of tile_m={tile_m}",
+        remedy="choose a tile_m that divides m",
+        source=_OWN,
+        noticed="never",
+    ),
+    Rule(
+        id="copy.n_divisible",
+        holds=lambda n, tile_n: divides(tile_n, n),
+        have="n={n}",
+        need="a multiple of tile_n={tile_n}",
+        remedy="choose a tile_n that divides n",
+        source=_OWN,
+        noticed="never",
+    ),
+    whole_lines(
+        "copy.bytes",
+        lambda tile_bytes: (tile_bytes > 0) & (tile_bytes % COPY_BYTES == 0),
+        "a copy of {tile_m} x {tile_n} x {itemsize} = {tile_bytes} bytes",
+        "make tile_m * tile_n * itemsize a multiple of 128",
+    ),
+    Rule(
+        id="copy.inner_bytes",
+        holds=lambda tile_row_bytes: tile_row_bytes % TMA_ALIGNMENT_BYTES == 0,
+        have="tile rows of {tile_row_bytes} bytes",
+        need=f"a multiple of {TMA_ALIGNMENT_BYTES} bytes",
+        remedy="make tile_n a multiple of 16 bytes",
+        source="jax/experimental/mosaic/gpu/launch_context.py, 128 bits along the last dimension",
+    ),
+    box(
+        "copy.box",
+        lambda tile_m, tile_n, contiguous: (
+            ((tile_m <= MAX_BOX_ELEMENTS) & (tile_n <= MAX_BOX_ELEMENTS)) | (contiguous > 0)
+        ),
+        "a tile of {tile_m} x {tile_n}",
+        "use tiles of at most 256 x 256, or whole rows (tile_n = n)",
+    ),
+    Rule(
+        id="pipeline.steps",
+        holds=lambda max_concurrent_steps, delay_release: (
+            (delay_release >= 0) & (max_concurrent_steps >= 1) & (max_concurrent_steps > delay_release)
+        ),
+        have="max_concurrent_steps={max_concurrent_steps} with delay_release={delay_release}",
+        need="more slots than stores held back",
+        remedy="raise max_concurrent_steps",
+        source="a refill as far back as the ring is long hangs (measured on an H200)",
+        noticed="never",
+    ),
+    barriers_per_group(lambda steps: steps <= MAX_BARRIERS_PER_GROUP),
+    SMEM_CAPACITY,
+    Rule(
+        id="grid.blocks_per_sm",
+        holds=lambda blocks_per_sm: blocks_per_sm >= 1,
+        have="blocks_per_sm={blocks_per_sm}",
+        need="at least 1",
+        remedy="set blocks_per_sm=1",
+        source="an empty grid copies nothing",
+        noticed="never",
+    ),
+    Rule(
+        id="canonical.blocks_per_sm",
+        holds=lambda blocks_per_sm, tiles, sm_count: (
+            (blocks_per_sm <= MAX_THREADS_PER_SM // WARPGROUP_THREADS)
+            & ((blocks_per_sm - 1) * sm_count < tiles)
+        ),
+        have="blocks_per_sm={blocks_per_sm}",
+        need=f"at most {MAX_THREADS_PER_SM // WARPGROUP_THREADS}, and no more blocks than tiles",
+        remedy="lower blocks_per_sm",
+        source="CUDA: 2048 threads an SM; blocks without a tile are not launched",
+        kind="canonical",
+    ),
+    Rule(
+        id="canonical.max_concurrent_steps",
+        holds=lambda max_concurrent_steps, block_steps, delay_release: (
+            max_concurrent_steps <= np.maximum(block_steps, delay_release + 1)
+        ),
+        have="max_concurrent_steps={max_concurrent_steps}",
+        need="at most {block_steps}, the tiles a block copies",
+        remedy="set max_concurrent_steps={block_steps}",
+        source="the ring holds no more slots than tiles",
+        kind="canonical",
+    ),
+    Rule(
+        id="canonical.delay_release",
+        # With every tile in its own slot nothing is refilled, and nothing held back.
+        holds=lambda delay_release, max_concurrent_steps, block_steps: (
+            (delay_release == 0) | (max_concurrent_steps < block_steps)
+        ),
+        have="delay_release={delay_release} with a slot for each of {block_steps} tiles",
+        need="0 where no slot is filled twice",
+        remedy="set delay_release=0",
+        source="nothing waits for a release",
+        kind="canonical",
+    ),
+    Rule(
+        id="canonical.grid_minor_dim",
+        holds=lambda grid_minor_dim, grid_m, grid_n: (grid_minor_dim == "N") | ((grid_m > 1) & (grid_n > 1)),
+        have="grid_minor_dim={grid_minor_dim} on a grid of {grid_m} x {grid_n}",
+        need="N where the grid is a line",
+        remedy="set grid_minor_dim=N",
+        source="a line has one order",
+        kind="canonical",
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything the kernel builder needs, derived and in canonical form."""
+
+    problem: CopyProblem
+    config: TuningConfig
+    grid: int
+    grid_m: int
+    grid_n: int
+    grid_minor_dim: str
+    steps: int
+    delay_release: int
+    contiguous: bool
+
+
+def plan(problem: CopyProblem, config: TuningConfig, target: Target) -> Plan:
+    """The derived quantities of one configuration; configurations of one canonical form share one."""
+    columns = FAMILY.config_columns(problem, target, config)
+    line = columns["grid_m"] == 1 or columns["grid_n"] == 1
+    refills = columns["block_steps"] > config.max_concurrent_steps
+    return Plan(
+        problem=problem,
+        config=config,
+        grid=int(columns["grid"]),
+        grid_m=int(columns["grid_m"]),
+        grid_n=int(columns["grid_n"]),
+        grid_minor_dim="N" if line else config.grid_minor_dim,
+        steps=int(columns["steps"]),
+        delay_release=config.delay_release if refills else 0,
+        contiguous=bool(columns["contiguous"]),
+    )
+
+
+def axes(problem: CopyProblem, target: Target) -> tuple[Axis, ...]:
+    """Every value a rule could accept; tiles are the divisors of the array's own sizes."""
+    itemsize = itemsize_bytes(problem.dtype)
+    limit = target.smem_optin_bytes
+    columns = {d for d in _divisors(problem.n, limit // itemsize) if d <= MAX_BOX_ELEMENTS}
+    if problem.n * itemsize < limit:
+        columns.add(problem.n)
+    steps = tuple(range(1, min(MAX_BARRIERS_PER_GROUP, limit // COPY_BYTES) + 1))
+    return (
+        Axis("tile_m", _divisors(problem.m, limit // TMA_ALIGNMENT_BYTES)),
+        Axis("tile_n", tuple(sorted(columns)) or (1,)),
+        Axis("max_concurrent_steps", steps),
+        Axis("delay_release", (0, *steps[:-1])),
+        Axis("blocks_per_sm", tuple(range(1, MAX_THREADS_PER_SM // WARPGROUP_THREADS + 1))),
+        Axis("grid_minor_dim", ("M", "N")),
+    )
+
+
+def _divisors(whole: int, most: int) -> tuple[int, ...]:
+    candidates = np.arange(1, min(whole, most) + 1)
+    return tuple(int(d) for d in candidates[whole % candidates == 0])
+
+
+def supports(problem: CopyProblem, target: Target) -> str:
+    """Why `problem` cannot run on `target` at all, or ""."""
+    if not target.architecture.has_tma:
+        return f"needs TMA, which starts at sm_90, not {target.arch}"
+    if problem.dtype not in TMA_DTYPES:
+        return f"copies types TMA has ({', '.join(TMA_DTYPES)}), not {problem.dtype}"
+    return ""
+
+
+def default_config(problem: CopyProblem, target: Target) -> TuningConfig:
+    """What a careful engineer would write down first: the legal configuration nearest to it."""
+    from .space import LegalSpace
+
+    return LegalSpace(FAMILY, problem, target).nearest(TuningConfig()) or TuningConfig()
+
+
+FAMILY = KernelFamily(
+    name="copy_tma",
+    revision=REVISION,
+    problem_class=CopyProblem,
+    config_class=TuningConfig,
+    axes=axes,
+    rules=RULES,
+    derived=DERIVED,
+    default_config=default_config,
+    supports=supports,
+    predict_us=prior.copy_us,
+    build="tuner.kernels.copy:build",
+    operands="tuner.kernels.references:copy_operands",
+    reference="tuner.kernels.references:copy_reference",
+    baseline="tuner.kernels.references:copy_baseline",
+    reported=("tile_bytes", "smem_bytes", "grid", "block_steps", "contiguous"),
+)

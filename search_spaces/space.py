@@ -1,0 +1,291 @@
+"""The legal space of a problem on a target: enumerate, count, index, sample, explain, repair.
+
+Enumeration is a progressive cross join: add an axis, apply each rule as soon as its columns exist.
+Axes no rule reads, and the one axis bounded by a limit column, stay factored: an index maps to a
+row of the joined table and to a position in the factored tail.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .architecture import Target
+from .errors import NoLegalConfigError
+from .family import Axis, KernelFamily, Value
+from .problem import Problem
+from .rule import Columns, Rule, Violation, parameters, violations
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a configuration is legal or not; `repair` is the nearest legal one if it is not."""
+
+    legal: bool
+    violations: tuple[Violation, ...]
+    canonical: bool
+    derived: dict[str, Any]
+    repair: Any | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `explain --json` object."""
+        return {
+            "legal": self.legal,
+            "violations": [v.to_dict() for v in self.violations],
+            "canonical": self.canonical,
+            "derived": self.derived,
+            "repair": None if self.repair is None else dataclasses.asdict(self.repair),
+        }
+
+
+class LegalSpace:
+    """Every canonical legal configuration of one problem on one target, in a fixed order.
+
+    `removed` maps rule id to how many of the `raw` axis products it removed: they and `len()`
+    add up to `raw`.
+    """
+
+    def __init__(self, family: KernelFamily, problem: Problem, target: Target) -> None:
+        self.family, self.problem, self.target = family, problem, target
+        axes = family.axes(problem, target)
+        self.axes = {axis.name: axis for axis in axes}
+        self._rules = {rule.id: rule for rule in family.rules}
+        self._split(axes)
+        self.raw = int(np.prod([len(a.values) for a in axes], dtype=object)) if axes else 0
+        self.removed = dict.fromkeys(self._rules, 0)
+        self._enumerate()
+
+    def _split(self, axes: tuple[Axis, ...]) -> None:
+        read = {name for rule in self.family.rules for name in self._inputs(rule)}
+        limited = [a for a in axes if a.limit]
+        self._limited = limited[0] if limited else None
+        self._joined = [a for a in axes if a.name in read and not a.limit]
+        self._free = [a for a in axes if a.name not in read and not a.limit]
+        self._limit_rule = next(
+            (r for r in self.family.rules if limited and {limited[0].name, limited[0].limit} <= set(r.reads)), None
+        )
+
+    def _inputs(self, rule: Rule) -> set[str]:
+        """The given columns a rule reads, through derived ones."""
+        pending, given = list(rule.reads), set()
+        while pending:
+            name = pending.pop()
+            function = self.family.derived.get(name)
+            if function is None:
+                given.add(name)
+            else:
+                pending.extend(parameters(function))
+        return given
+
+    def _enumerate(self) -> None:
+        given = self.family.columns(self.problem, self.target, {})
+        waiting = [r for r in self.family.rules if r is not self._limit_rule]
+        rest = self.raw
+        waiting, columns, length = self._apply(waiting, given, 1, rest)
+        for axis in self._joined:
+            rest //= len(axis.values)
+            alone = given.joined(axis.name, axis.column, 1)
+            # Rules on this axis alone prune its values before they are multiplied out.
+            waiting, alone, kept = self._apply(waiting, alone, len(axis.values), rest * length)
+            columns, length = columns.joined(axis.name, alone[axis.name], length), length * kept
+            waiting, columns, length = self._apply(waiting, columns, length, rest)
+        self._table = {a.name: columns[a.name] for a in self._joined}
+        free = int(np.prod([len(a.values) for a in self._free], dtype=np.int64))
+        self._tail, self._widths = np.empty(0, dtype=np.int64), np.ones(length, dtype=np.int64)
+        if self._limited is not None and self._limit_rule is not None:
+            alone = given.joined(self._limited.name, self._limited.column, 1)
+            size = len(self._limited.values)
+            _, alone, size = self._apply(waiting, alone, size, free * length)
+            self._tail = alone[self._limited.name]
+            limits = np.broadcast_to(columns[self._limited.limit], (length,))
+            self._widths = np.searchsorted(self._tail, limits, side="right")
+            self.removed[self._limit_rule.id] += free * int((size - self._widths).sum())
+        self._offsets = np.concatenate(([0], np.cumsum(self._widths * free)))
+
+    def _apply(
+        self, waiting: list[Rule], columns: Columns, length: int, rest: int
+    ) -> tuple[list[Rule], Columns, int]:
+        """Filters by every rule whose columns exist; returns the rules still waiting."""
+        later = []
+        for rule in waiting:
+            if not all(name in columns for name in rule.reads):
+                later.append(rule)
+                continue
+            keep = np.broadcast_to(np.asarray(columns.apply(rule.holds), dtype=bool), (length,))
+            kept = int(keep.sum())
+            if kept < length:
+                self.removed[rule.id] += (length - kept) * rest
+                columns, length = columns.take(np.flatnonzero(keep)), kept
+        return later, columns, length
+
+    def __len__(self) -> int:
+        return int(self._offsets[-1])
+
+    def columns(self, indices: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """One array per field at `indices` (all by default); "" stands for None."""
+        wanted = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
+        rows = np.searchsorted(self._offsets, wanted, side="right") - 1
+        position = wanted - self._offsets[rows]
+        found = {name: column[rows] for name, column in self._table.items()}
+        if self._limited is not None:
+            position, within = np.divmod(position, self._widths[rows])
+            found[self._limited.name] = self._tail[within]
+        for axis in reversed(self._free):
+            position, within = np.divmod(position, len(axis.values))
+            found[axis.name] = axis.column[within]
+        return {name: found[name] for name in self.axes}
+
+    def config(self, index: int) -> Any:
+        """The configuration at `index`."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"{index} is outside a space of {len(self)}")
+        row = self.columns(np.array([index]))
+        return self.family.config_class(**{k: self._value(k, v[0]) for k, v in row.items()})
+
+    def _value(self, name: str, item: Any) -> Value:
+        if isinstance(item, np.integer):
+            return int(item)
+        return None if str(item) == "" and None in self.axes[name].values else str(item)
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self), 4096):
+            block = self.columns(np.arange(start, min(start + 4096, len(self))))
+            for row in zip(*block.values(), strict=True):
+                yield self.family.config_class(
+                    **{k: self._value(k, v) for k, v in zip(block, row, strict=True)}
+                )
+
+    @functools.cached_property
+    def _rows(self) -> dict[tuple[Any, ...], int]:
+        columns = [column.tolist() for column in self._table.values()]
+        return {row: i for i, row in enumerate(zip(*columns, strict=True))}
+
+    def index(self, config: Any) -> int | None:
+        """The index of a configuration, or None when it is not in the space."""
+        fields = {k: "" if v is None else v for k, v in dataclasses.asdict(config).items()}
+        row = self._rows.get(tuple(fields[name] for name in self._table))
+        if row is None:
+            return None
+        position = 0
+        for axis in self._free:
+            if fields[axis.name] not in axis.column:
+                return None
+            position = position * len(axis.values) + int(np.flatnonzero(axis.column == fields[axis.name])[0])
+        if self._limited is not None:
+            width = int(self._widths[row])
+            if fields[self._limited.name] not in self._tail[:width]:
+                return None
+            within = int(np.searchsorted(self._tail, fields[self._limited.name]))
+            position = position * width + within
+        return int(self._offsets[row]) + position
+
+    def __contains__(self, config: object) -> bool:
+        return isinstance(config, self.family.config_class) and self.index(config) is not None
+
+    def sample(self, n: int, seed: int) -> list[Any]:
+        """`n` distinct configurations drawn uniformly (all of them, shuffled, when there are fewer)."""
+        rng = np.random.default_rng(seed)
+        size = len(self)
+        drawn = rng.permutation(size) if n * 2 >= size else rng.choice(size, size=n, replace=False)
+        return [self.config(int(i)) for i in drawn[:n]]
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """Every configuration as a row, one column a field."""
+        import pandas as pd
+
+        columns = {
+            name: [self._value(name, v) for v in column.tolist()] if column.dtype.kind == "U" else column
+            for name, column in self.columns().items()
+        }
+        return pd.DataFrame(columns)
+
+    def explain(self, config: Any) -> Explanation:
+        """Every rule a configuration breaks, what derives from it, and the nearest legal repair."""
+        columns = self.family.config_columns(self.problem, self.target, config)
+        broken = violations(self.family.rules, columns)
+        canonical = not violations(self.family.rules, columns, kind="canonical")
+        derived = {}
+        for name in self.family.reported:
+            try:
+                value = columns[name]
+            except ZeroDivisionError:
+                continue
+            derived[name] = value.item() if isinstance(value, np.generic) else value
+        repair = None if not broken and canonical else self.nearest(config)
+        return Explanation(not broken, broken, canonical and not broken, derived, repair)
+
+    def nearest(self, config: Any) -> Any | None:
+        """The configuration closest to `config`: fewest changed fields, then the smallest steps."""
+        if not len(self):
+            return None
+        fields = {k: "" if v is None else v for k, v in dataclasses.asdict(config).items()}
+        size = len(next(iter(self._table.values())))
+        changed, distance = np.zeros(size), np.zeros(size)
+        for name, column in self._table.items():
+            differs = column != fields[name]
+            changed += differs
+            if column.dtype.kind == "U":
+                distance += differs
+            else:
+                distance += np.abs(np.log2(np.maximum(column, 1) / max(int(fields[name]), 1)))
+        within = np.ones(size, dtype=np.int64)
+        if self._limited is not None:
+            asked = int(fields[self._limited.name])
+            within = np.clip(np.searchsorted(self._tail, asked, side="right"), 1, self._widths)
+            changed += self._tail[within - 1] != asked
+        best = int(np.lexsort((distance, changed))[0])
+        found = {name: self._value(name, column[best]) for name, column in self._table.items()}
+        for axis in self._free:
+            kept = fields[axis.name] in axis.column
+            found[axis.name] = self._value(axis.name, fields[axis.name]) if kept else axis.values[0]
+        if self._limited is not None:
+            found[self._limited.name] = self._value(
+                self._limited.name, self._tail[within[best] - 1]
+            )
+        return self.family.config_class(**{name: found[name] for name in self.axes})
+
+    def neighbours(self, config: Any) -> list[Any]:
+        """The legal configurations that differ in one field, by one step of its axis."""
+        near = []
+        for name, axis in self.axes.items():
+            value = getattr(config, name)
+            if value not in axis.values:
+                continue
+            at = axis.values.index(value)
+            for step in (at - 1, at + 1):
+                if 0 <= step < len(axis.values):
+                    other = dataclasses.replace(config, **{name: axis.values[step]})
+                    if other in self:
+                        near.append(other)
+        return near
+
+    def require_any(self) -> None:
+        """Raises NoLegalConfigError, naming the rules that removed the last points, if empty."""
+        if len(self):
+            return
+        last = [rule for rule, count in self.removed.items() if count]
+        nearest = self._nearest_size(last)
+        told = ", ".join(f"{rule} removed {self.removed[rule]}" for rule in last)
+        raise NoLegalConfigError(
+            f"{self.problem} has no legal {self.family.name} configuration on {self.target.device_kind}: {told}",
+            fix=nearest or "change the shape or the type",
+        )
+
+    def _nearest_size(self, broken: list[str]) -> str:
+        """The nearest problem that has a legal configuration, one dimension changed at a time."""
+        for name in ("m", "n", "k"):
+            size = getattr(self.problem, name, 0)
+            for step in (8, 16, 32, 64, 128):
+                for other in dict.fromkeys((-(-size // step) * step, size // step * step)):
+                    if other < 1 or other == size:
+                        continue
+                    problem = dataclasses.replace(self.problem, **{name: other})  # type: ignore[type-var]
+                    if len(LegalSpace(self.family, problem, self.target)):
+                        return f"the nearest size that has some is {name}={other}"
+        del broken
+        return ""

@@ -1,0 +1,133 @@
+"""The compile farm: CPU-only worker processes behind a `concurrent.futures.Executor`."""
+
+import concurrent.futures
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .child import Child, ChildDied, ChildTimeout
+
+COMPILE_TIMEOUT_S = 60.0
+# JAX keeps every module and executable for the life of a process (mosaic/gpu/core.py, KNOWN_KERNELS).
+TASKS_PER_WORKER = 200
+WORKER_BYTES = 600_000_000
+
+_ENVIRONMENT: Mapping[str, str] = {
+    "JAX_PLATFORMS": "cpu",
+    "CUDA_VISIBLE_DEVICES": "",
+    "MOSAIC_GPU_DUMP_PTXAS": "1",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+    # One compilation at a time a process: more threads only get in each other's way.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+def usable_cpus() -> int:
+    """CPUs this process may use: its affinity, bounded by a cgroup's quota."""
+    count = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return count
+    return count if quota == "max" else max(1, min(count, int(quota) // int(period)))
+
+
+def usable_memory_bytes() -> int:
+    """Memory that can be had without swapping, bounded by a cgroup's limit."""
+    free = next(
+        (int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").open() if line.startswith("MemAvailable")),
+        WORKER_BYTES,
+    )
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return min(free, limit - used)
+
+
+def worker_count() -> int:
+    """As many workers as CPUs and memory allow."""
+    return max(1, min(usable_cpus(), usable_memory_bytes() // WORKER_BYTES))
+
+
+class Farm(concurrent.futures.Executor):
+    """Runs `submit(function, argument)` in worker processes.
+
+    `function` is module-level; its argument is plain values; its answer a dict and bytes. A call that
+    crashes, or outlives `timeout_s`, costs its worker and answers with stage and reason.
+    """
+
+    def __init__(self, workers: int | None = None, *, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
+        self.workers = workers or worker_count()
+        self._timeout_s = timeout_s
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._children: set[Child] = set()
+        # A child dies with the thread that started it, so each worker's thread lives as long as the farm.
+        self._threads = [
+            threading.Thread(target=self._drive, name=f"worker-{i}", daemon=True) for i in range(self.workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(  # type: ignore[override]
+        self, function: Callable[[Any], tuple[dict[str, Any], bytes]], argument: Mapping[str, Any], /
+    ) -> "concurrent.futures.Future[tuple[dict[str, Any], bytes]]":
+        """Queues one call; the future's answer is `(dict, bytes)` and never an exception."""
+        future: concurrent.futures.Future[tuple[dict[str, Any], bytes]] = concurrent.futures.Future()
+        self._calls.put((future, f"{function.__module__}:{function.__qualname__}", argument))
+        return future
+
+    def _drive(self) -> None:
+        child: Child | None = None
+        calls = 0
+        while (call := self._calls.get()) is not None and not self._stopping.is_set():
+            future, function, argument = call
+            if not future.set_running_or_notify_cancel():
+                continue
+            if child is None or calls >= TASKS_PER_WORKER:
+                self._end(child)
+                child, calls = self._start(), 0
+            calls += 1
+            try:
+                child.send({"function": function, "argument": argument})
+                answer = child.receive(self._timeout_s)
+            except (ChildDied, ChildTimeout) as error:
+                died = isinstance(error, ChildDied)
+                why = f"CRASHED {error}" if died else f"TIMEOUT compiling took over {self._timeout_s:g} s"
+                answer = {"rung": "legal", "stage": "compile", "reason": why}, b""
+                self._end(child)
+                child = None
+            except (OSError, ValueError):
+                if self._stopping.is_set():
+                    break
+                raise
+            future.set_result(answer)
+        self._end(child)
+
+    def _start(self) -> Child:
+        child = Child("tuner.worker", environment=_ENVIRONMENT)
+        self._children.add(child)
+        return child
+
+    def _end(self, child: Child | None) -> None:
+        if child is not None:
+            self._children.discard(child)
+            child.kill()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+        """Kills every worker; what is compiling is dropped."""
+        del cancel_futures
+        self._stopping.set()
+        for _ in self._threads:
+            self._calls.put(None)
+        for child in list(self._children):
+            child.process.kill()
+        if wait:
+            for thread in self._threads:
+                thread.join(timeout=10)

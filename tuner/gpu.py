@@ -1,0 +1,231 @@
+"""The parent's side of a GPU process: one at a time a GPU, killable, replaced when it breaks."""
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.errors import MeasurementError, NoGpuError
+
+from .child import Child, ChildDied, ChildTimeout
+from .device import Gpu
+
+SESSION = "tuner.gpu_process:Session"
+# Import of jax, CUDA start and XLA's autotuning of the baseline; 6 s on an H200 (measured).
+OPEN_TIMEOUT_S = 180.0
+LOAD_TIMEOUT_S = 30.0
+FIRST_RUN_TIMEOUT_S = 10.0
+LEAST_RUN_TIMEOUT_S = 1.0
+RUN_TIMEOUT_FACTOR = 20.0
+
+
+@contextlib.contextmanager
+def exclusive(gpu: Gpu, *, wait: bool) -> Iterator[None]:
+    """Holds the GPU for one sweep; the lock file is named after its UUID and holds the holder's pid.
+
+    Raises:
+      NoGpuError: another sweep holds it and `wait` is false.
+    """
+    path = _lock_folder() / f"{gpu.uuid}.lock"
+    with path.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            raise NoGpuError(
+                f"GPU {gpu.index} ({gpu.target.device_kind}) is held by the sweep with pid {holder}",
+                fix="add --wait to wait for it, or choose another with --gpus",
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def _lock_folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / "mosaic-tuner-locks"
+    folder.mkdir(exist_ok=True)
+    with contextlib.suppress(OSError):
+        folder.chmod(0o1777)
+    return folder
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One compiled program to measure, with what the caller wants back with the answer."""
+
+    tag: Any
+    program: bytes
+
+
+class GpuDriver:
+    """Drives one GPU process from a thread of its own: jobs in, `(job, answer)` out.
+
+    Answers have rung, stage and reason as records do. A crash, hang or sticky error is such an
+    answer, and the process is replaced before the next job.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        opening: Mapping[str, Any],
+        answers: "queue.SimpleQueue[tuple[Job, dict[str, Any]]]",
+        *,
+        session: str = SESSION,
+        run_timeout_s: float = FIRST_RUN_TIMEOUT_S,
+        runs_us: float = 10_000,
+    ) -> None:
+        self.gpu = gpu
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.opened: dict[str, Any] = {}
+        self.failure: Exception | None = None
+        self.ready = threading.Event()
+        self.incumbent_us: float | None = None
+        self.busy_s = 0.0
+        self.restarts = 0
+        self._opening, self._answers, self._session = dict(opening), answers, session
+        self._run_timeout_s, self._runs_us = run_timeout_s, runs_us
+        self._child: Child | None = None
+        self._stopping = False
+        self._elsewhere: tuple[list[int], bytes] | None = None
+        self._calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._last: Job | None = None
+        self._thread = threading.Thread(target=self._drive, name=f"gpu-{gpu.index}", daemon=True)
+        self._thread.start()
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "CUDA_VISIBLE_DEVICES": self.gpu.uuid,
+            "JAX_PLATFORMS": "cuda",
+            "JAX_ENABLE_COMPILATION_CACHE": "false",
+            "XLA_PYTHON_CLIENT_PREALLOCATE": os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
+            "TF_CPP_MIN_LOG_LEVEL": "1",
+        }
+
+    def _start(self) -> Child:
+        self._child = Child("tuner.gpu_process", self._session, environment=self._environment())
+        return self._child
+
+    def _open(self) -> None:
+        """A fresh process with operands, reference and the faster of two processes' baselines."""
+        if self._elsewhere is None:
+            child = self._start()
+            child.send({"call": "baselines", **self._opening})
+            answer, programs = child.receive(OPEN_TIMEOUT_S)
+            child.kill()
+            if "error" in answer:
+                raise MeasurementError(f"the baseline does not compile: {answer['error']}")
+            self._elsewhere = answer["sizes"], programs
+        sizes, programs = self._elsewhere
+        child = self._start()
+        child.send({"call": "open", **self._opening, "sizes": sizes}, programs)
+        answer, _ = child.receive(OPEN_TIMEOUT_S)
+        if "error" in answer:
+            raise MeasurementError(f"the GPU process cannot start: {answer['error']}")
+        self.opened = self.opened or answer
+
+    def _drive(self) -> None:
+        try:
+            self._open()
+        except (ChildDied, ChildTimeout, MeasurementError) as error:
+            self.failure = error if isinstance(error, MeasurementError) else MeasurementError(
+                f"the GPU process ended while it started: {error or 'no answer'}"
+            )
+            self.ready.set()
+            return
+        self.ready.set()
+        while (job := self.jobs.get()) is not None:
+            before = time.monotonic()
+            answer = self._measure(job)
+            self.busy_s += time.monotonic() - before
+            self._answers.put((job, answer))
+        self.close_child()
+
+    def _measure(self, job: Job) -> dict[str, Any]:
+        incumbent = self.incumbent_us
+        request = {
+            "call": "measure",
+            "runs_us": self._runs_us,
+            "hopeless_us": None if incumbent is None else 3 * incumbent,
+        }
+        try:
+            if self._child is None:
+                self._open()
+            assert self._child is not None
+            self._child.send(request, job.program)
+            answer, _ = self._child.receive(LOAD_TIMEOUT_S)
+            if answer.get("started"):
+                answer, _ = self._child.receive(self._deadline_s())
+        except ChildTimeout:
+            answer = {"rung": "compiled", "stage": "run", "reason": f"TIMEOUT no answer in {self._deadline_s():g} s"}
+            self._replace()
+        except ChildDied as error:
+            answer = {"rung": "compiled", "stage": "run", "reason": f"CRASHED {error}"}
+            self._replace()
+        except MeasurementError as error:
+            answer = {"rung": "compiled", "stage": "run", "reason": f"CRASHED {error}"}
+            self._replace()
+        if "error" in answer:
+            answer = {"rung": "compiled", "stage": "run", "reason": answer["error"], "poisoned": True}
+        if answer.pop("poisoned", False):
+            self._replace()
+        return answer
+
+    def _deadline_s(self) -> float:
+        if self.incumbent_us is None:
+            return self._run_timeout_s
+        whole_run_s = RUN_TIMEOUT_FACTOR * (self.incumbent_us + self._runs_us) / 1e6
+        return min(self._run_timeout_s, max(LEAST_RUN_TIMEOUT_S, whole_run_s))
+
+    def _replace(self) -> None:
+        self.restarts += 1
+        self.close_child()
+
+    def close_child(self) -> None:
+        """Kills the GPU process; the next job starts another."""
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+    def final(self, programs: Mapping[str, bytes], *, rounds: int, runs: int, seed: int) -> dict[str, Any]:
+        """Shuffled rounds of the named programs and the baseline: {"samples_ns": {name: [[ns]]}}.
+
+        Runs in the caller's thread: call it when no job is queued.
+
+        Raises:
+          ChildDied, ChildTimeout: a program broke the process; MeasurementError: it answered an error.
+        """
+        if self._child is None:
+            self._open()
+        assert self._child is not None
+        for name, program in programs.items():
+            self._child.send({"call": "hold", "name": name}, program)
+            answer, _ = self._child.receive(LOAD_TIMEOUT_S)
+            if "error" in answer:
+                raise MeasurementError(answer["error"])
+        self._child.send({"call": "rounds", "rounds": rounds, "runs": runs, "seed": seed})
+        answer, _ = self._child.receive(LOAD_TIMEOUT_S)
+        if answer.get("started"):
+            answer, _ = self._child.receive(self._run_timeout_s + 120)
+        if "error" in answer:
+            raise MeasurementError(answer["error"])
+        return answer
+
+    def stop(self) -> None:
+        """Ends the thread and its process at once."""
+        self._stopping = True
+        self.jobs.put(None)
+        child = self._child
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                child.process.kill()
+        self._thread.join(timeout=10)
+        self.close_child()

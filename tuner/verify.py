@@ -1,0 +1,42 @@
+"""Is the output right? Every element of it, in a buffer that held poison before the run."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
+def poisoned(buffer: jax.Array, expected: jax.Array) -> jax.Array:
+    """`buffer` filled in place with what no right output holds: NaN, or the complement of an integer."""
+    if jnp.issubdtype(buffer.dtype, jnp.floating):
+        return jnp.full_like(buffer, jnp.nan)
+    return jnp.invert(expected.astype(buffer.dtype))
+
+
+@jax.jit
+def worst_error(out: jax.Array, expected: jax.Array, tolerance: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """The largest |out - expected| as a multiple of what is allowed, and how many elements exceed it.
+
+    What is allowed is `tolerance` plus one unit in the last place of `out`; without a tolerance,
+    nothing: every bit must agree.
+    """
+    if tolerance is None:
+        wrong = jnp.sum(_bits(out) != _bits(expected))
+        return jnp.where(wrong > 0, jnp.inf, 0.0), wrong
+    value, wanted = out.astype(jnp.float32), expected.astype(jnp.float32)
+    allowed = tolerance + _ulp(wanted, out.dtype)
+    ratio = jnp.where(jnp.isfinite(value), jnp.abs(value - wanted) / allowed, jnp.inf)
+    return jnp.max(ratio), jnp.sum(ratio > 1)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{x.dtype.itemsize * 8}"))
+
+
+def _ulp(x: jax.Array, dtype: Any) -> jax.Array:
+    """One unit in the last place of `dtype` at the magnitude of `x`."""
+    info = jnp.finfo(dtype)
+    _, exponent = jnp.frexp(jnp.maximum(jnp.abs(x), jnp.float32(info.tiny)))
+    return jnp.ldexp(jnp.float32(info.eps), exponent - 1)
