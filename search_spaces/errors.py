@@ -75,7 +75,9 @@ class MeasurementError(TunerError):
 
 
 class DatabaseError(TunerError):
-    """A results database that cannot be opened, read or written."""
+    """A results database that cannot be opened, read or written; `unsaved` holds what it did not take."""
+
+    unsaved: tuple[object, ...] = ()
 
     code = "DATABASE"
 

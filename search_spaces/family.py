@@ -49,6 +49,8 @@ class KernelFamily:
       baseline(problem) -> functions of the operands; the fastest one counts
     `supports` gives the reason a problem cannot run on a target at all, or "".
     `predict_us` orders configurations (columns in, microseconds out); it never forbids.
+    `reported` are the derived quantities `explain` shows. `address` is where other processes find
+    the family: its name, or for one outside this package `module:attribute`.
     REVISION is raised when generated code changes.
     """
 
@@ -67,6 +69,10 @@ class KernelFamily:
     reference: str
     baseline: str
     reported: tuple[str, ...] = ()
+    address: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "address", self.address or self.name)
 
     @property
     def kernel(self) -> str:
@@ -165,7 +171,7 @@ def named_family(name: str) -> KernelFamily:
         raise UsageError(f"kernel {name!r} cannot be imported: {error}", fix="give module:attribute") from error
     if not isinstance(found, KernelFamily):
         raise UsageError(f"{name!r} is a {type(found).__name__}", fix="name a KernelFamily")
-    return found
+    return dataclasses.replace(found, address=name)
 
 
 def problem_class(kernel: str) -> type[Problem]:

@@ -18,8 +18,11 @@ _SMEM_BYTES_PER_CLOCK = 128
 # Measured on an H200: L2 to one SM, all SMs reading.
 _L2_BYTES_PER_CLOCK = 40
 # Latency of a TMA load from DRAM, and what one block leaves uncovered between tiles.
-_LOAD_LATENCY_CLOCKS = 1100
+_LOAD_LATENCY_CLOCKS = 550
 _TILE_OVERHEAD_CLOCKS = 600
+# Measured on an H200: what one copy, and one row of its box, cost an SM's copy engine.
+_CLOCKS_PER_COPY = 60
+_CLOCKS_PER_ROW = 15
 # ptxas spills above this many accumulators a thread (232 registers), and then serialises WGMMA (C7511).
 _SPILL_REGISTERS = 192
 _SPILL_FACTOR = 4.0
@@ -73,10 +76,11 @@ def matmul_us(
     dram_bytes = (np.minimum(across_m, problem.m) + np.minimum(across_n, problem.n)) * tile_k * itemsize
     dram = dram_bytes / (target.dram_bytes_per_s * _DRAM_EFFICIENCY) * clock_hz
     stage = np.maximum(np.maximum(math, smem), np.maximum(l2, dram))
-    # A ring shorter than the latency leaves the tensor core waiting.
-    stage = np.maximum(stage, _LOAD_LATENCY_CLOCKS / np.maximum(steps - delay_release, 0.5))
-    stage = stage + 30.0 + np.where(delay_release == 0, 20.0, 0.0)
-    stage = stage * np.where(accumulator_registers > _SPILL_REGISTERS, _SPILL_FACTOR, 1.0)
+    # A slot is refilled once its data has been used: the ring must cover a load's latency and that use.
+    stage = np.maximum(stage, (_LOAD_LATENCY_CLOCKS + stage) / np.maximum(steps - delay_release, 0.5))
+    stage = stage + 30.0 + np.where(delay_release == 0, 20.0, 0.0) + 60.0 / np.maximum(steps, 1)
+    spilling = _SPILL_FACTOR * accumulator_registers / _SPILL_REGISTERS
+    stage = stage * np.where(accumulator_registers > _SPILL_REGISTERS, spilling, 1.0)
     out_bytes = cta_tile_m * cta_tile_n * out_itemsize
     epilogue = _TILE_OVERHEAD_CLOCKS + out_bytes / _SMEM_BYTES_PER_CLOCK * 2 + 20.0 * epi_tiles
     prefetched = np.minimum(steps * stage, epilogue) * 0.5
@@ -102,9 +106,12 @@ def copy_us(
     in_flight = resident * np.maximum(steps - delay_release, 0.5) * tile_bytes
     per_sm = target.dram_bytes_per_s * _DRAM_EFFICIENCY / 2 / target.sm_count
     # Little's law: a read rate needs that many bytes in flight for the latency of a load and a store.
-    latency_s = 2 * _LOAD_LATENCY_CLOCKS / clock_hz
+    latency_s = 4 * _LOAD_LATENCY_CLOCKS / clock_hz
     rate = per_sm * np.minimum(1.0, in_flight / (per_sm * latency_s))
     rate = rate * np.where(contiguous > 0, 1.0, np.minimum(1.0, 0.8 + tile_row_bytes / 2560))
     rate = rate * np.where((delay_release == 0) & (blocks_per_sm == 1), 0.8, 1.0)
-    issue_s = 120 / clock_hz * (problem.bytes / 2 / tile_bytes / target.sm_count)
-    return (np.maximum(problem.bytes / 2 / target.sm_count / rate, issue_s)) * 1e6
+    per_sm_bytes = problem.bytes / 2 / target.sm_count
+    # A tensor map moves a tile row by row; whole rows go as one run.
+    issues = per_sm_bytes / tile_bytes * _CLOCKS_PER_COPY
+    issues = issues + np.where(contiguous > 0, 0.0, per_sm_bytes / tile_row_bytes * _CLOCKS_PER_ROW)
+    return np.maximum(per_sm_bytes / rate, issues / clock_hz) * 1e6

@@ -90,6 +90,16 @@ class Problem:
 
     kernel: ClassVar[str]
 
+    @property
+    def flops(self) -> int:
+        """Arithmetic the problem needs."""
+        raise NotImplementedError
+
+    @property
+    def bytes(self) -> int:
+        """Least traffic the problem needs."""
+        raise NotImplementedError
+
     def to_dict(self) -> dict[str, Any]:
         """Every field, plain ints and strings."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]

@@ -58,6 +58,7 @@ class LegalSpace:
         self._split(axes)
         self.raw = int(np.prod([len(a.values) for a in axes], dtype=object)) if axes else 0
         self.removed = dict.fromkeys(self._rules, 0)
+        self._emptied_by = ""
         self._enumerate()
 
     def _split(self, axes: tuple[Axis, ...]) -> None:
@@ -120,6 +121,8 @@ class LegalSpace:
             kept = int(keep.sum())
             if kept < length:
                 self.removed[rule.id] += (length - kept) * rest
+                if not kept and length:
+                    self._emptied_by = self._emptied_by or rule.id
                 columns, length = columns.take(np.flatnonzero(keep)), kept
         return later, columns, length
 
@@ -265,18 +268,18 @@ class LegalSpace:
         return near
 
     def require_any(self) -> None:
-        """Raises NoLegalConfigError, naming the rules that removed the last points, if empty."""
+        """Raises NoLegalConfigError, naming the rule that removed the last points, if there are none."""
         if len(self):
             return
-        last = [rule for rule, count in self.removed.items() if count]
-        nearest = self._nearest_size(last)
-        told = ", ".join(f"{rule} removed {self.removed[rule]}" for rule in last)
+        columns = self.family.config_columns(self.problem, self.target, self.family.config_class())
+        broken = violations(tuple(r for r in self.family.rules if r.id == self._emptied_by), columns)
+        told = f"{self._emptied_by}: {broken[0].message}" if broken else f"{self._emptied_by} removed the last ones"
         raise NoLegalConfigError(
-            f"{self.problem} has no legal {self.family.name} configuration on {self.target.device_kind}: {told}",
-            fix=nearest or "change the shape or the type",
+            f"{self.problem} has no legal {self.family.name} configuration on {self.target.device_kind}; {told}",
+            fix=self._nearest_size() or "change the shape or the type",
         )
 
-    def _nearest_size(self, broken: list[str]) -> str:
+    def _nearest_size(self) -> str:
         """The nearest problem that has a legal configuration, one dimension changed at a time."""
         for name in ("m", "n", "k"):
             size = getattr(self.problem, name, 0)
@@ -287,5 +290,4 @@ class LegalSpace:
                     problem = dataclasses.replace(self.problem, **{name: other})  # type: ignore[type-var]
                     if len(LegalSpace(self.family, problem, self.target)):
                         return f"the nearest size that has some is {name}={other}"
-        del broken
         return ""

@@ -7,7 +7,6 @@ import os
 import queue
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,6 +57,10 @@ def _lock_folder() -> Path:
     return folder
 
 
+def _fault(reason: str) -> dict[str, Any]:
+    return {"rung": "compiled", "stage": "run", "reason": reason, "fault": True}
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One compiled program to measure, with what the caller wants back with the answer."""
@@ -89,15 +92,12 @@ class GpuDriver:
         self.failure: Exception | None = None
         self.ready = threading.Event()
         self.incumbent_us: float | None = None
-        self.busy_s = 0.0
-        self.restarts = 0
+        self.idle = threading.Event()
+        self.idle.set()
         self._opening, self._answers, self._session = dict(opening), answers, session
         self._run_timeout_s, self._runs_us = run_timeout_s, runs_us
         self._child: Child | None = None
-        self._stopping = False
         self._elsewhere: tuple[list[int], bytes] | None = None
-        self._calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self._last: Job | None = None
         self._thread = threading.Thread(target=self._drive, name=f"gpu-{gpu.index}", daemon=True)
         self._thread.start()
 
@@ -143,10 +143,9 @@ class GpuDriver:
             return
         self.ready.set()
         while (job := self.jobs.get()) is not None:
-            before = time.monotonic()
-            answer = self._measure(job)
-            self.busy_s += time.monotonic() - before
-            self._answers.put((job, answer))
+            self.idle.clear()
+            self._answers.put((job, {"gpu": self.gpu.index, **self._measure(job)}))
+            self.idle.set()
         self.close_child()
 
     def _measure(self, job: Job) -> dict[str, Any]:
@@ -163,31 +162,30 @@ class GpuDriver:
             self._child.send(request, job.program)
             answer, _ = self._child.receive(LOAD_TIMEOUT_S)
             if answer.get("started"):
-                answer, _ = self._child.receive(self._deadline_s())
+                answer, _ = self._child.receive(self.deadline_s)
         except ChildTimeout:
-            answer = {"rung": "compiled", "stage": "run", "reason": f"TIMEOUT no answer in {self._deadline_s():g} s"}
-            self._replace()
-        except ChildDied as error:
-            answer = {"rung": "compiled", "stage": "run", "reason": f"CRASHED {error}"}
-            self._replace()
-        except MeasurementError as error:
-            answer = {"rung": "compiled", "stage": "run", "reason": f"CRASHED {error}"}
-            self._replace()
+            answer = _fault(f"TIMEOUT no answer in {self.deadline_s:g} s")
+        except (ChildDied, MeasurementError) as error:
+            answer = _fault(f"CRASHED {error}")
         if "error" in answer:
-            answer = {"rung": "compiled", "stage": "run", "reason": answer["error"], "poisoned": True}
-        if answer.pop("poisoned", False):
-            self._replace()
+            answer = _fault(answer["error"])
+        if answer.get("fault"):
+            self.close_child()
         return answer
 
-    def _deadline_s(self) -> float:
+    @property
+    def deadline_s(self) -> float:
+        """Seconds a program may run from its first launch to its answer."""
         if self.incumbent_us is None:
             return self._run_timeout_s
         whole_run_s = RUN_TIMEOUT_FACTOR * (self.incumbent_us + self._runs_us) / 1e6
         return min(self._run_timeout_s, max(LEAST_RUN_TIMEOUT_S, whole_run_s))
 
-    def _replace(self) -> None:
-        self.restarts += 1
-        self.close_child()
+    def drop_jobs(self) -> None:
+        """Forgets every job that has not started."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.jobs.get_nowait()
 
     def close_child(self) -> None:
         """Kills the GPU process; the next job starts another."""
@@ -221,7 +219,7 @@ class GpuDriver:
 
     def stop(self) -> None:
         """Ends the thread and its process at once."""
-        self._stopping = True
+        self.drop_jobs()
         self.jobs.put(None)
         child = self._child
         if child is not None:

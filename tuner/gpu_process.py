@@ -144,7 +144,7 @@ class Session:
         try:
             program = self._load(payload, len(self._operands) + 1)
         except Exception as error:  # noqa: BLE001 - any failure is a result
-            return {"rung": "compiled", "stage": "load", "reason": reason(error), "poisoned": True}, b""
+            return {"rung": "compiled", "stage": "load", "reason": reason(error), "fault": True}, b""
         try:
             self._out = poisoned(self._out, self._expected)
             self._out.block_until_ready()
@@ -192,7 +192,7 @@ class Session:
     def _run_failure(self, error: Exception) -> dict[str, Any]:
         out_of_memory = "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
         code = "OOM" if out_of_memory else "CRASHED"
-        return {"rung": "compiled", "stage": "run", "reason": f"{code} {reason(error)}", "poisoned": True}
+        return {"rung": "compiled", "stage": "run", "reason": f"{code} {reason(error)}", "fault": True}
 
     def hold(self, payload: bytes, *, name: str, started: Any) -> tuple[dict[str, Any], bytes]:
         """Keeps a program loaded for the rounds of the final."""

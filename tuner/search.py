@@ -1,0 +1,214 @@
+"""The search: keep the compilers busy, keep the GPU busy, tell the study, record everything."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import queue
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+
+from tuner.search_spaces.errors import DatabaseError, MeasurementError
+
+from .compiling import CompileTask
+from .farm import Farm
+from .gpu import GpuDriver, Job
+from .options import Listener, Options
+from .recorder import Recorder
+from .sampler import LegalSampler, SpaceExhausted, new_study
+
+# Programs kept in memory for the final.
+KEPT_PROGRAMS = 24
+
+
+@dataclasses.dataclass(slots=True)
+class _Attempt:
+    """One configuration on its way; `trial` is None for a repeat after a fault."""
+
+    config: Any
+    trial: optuna.trial.Trial | None
+    compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Search:
+    """Asks, compiles, times and records until the budget, the trials or the space end."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        farm: concurrent.futures.Executor,
+        drivers: Sequence[GpuDriver],
+        events: "queue.SimpleQueue[Any]",
+        options: Options,
+        listener: Listener,
+        *,
+        starts: Iterable[Any],
+        opened: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.programs: dict[Any, bytes] = {}
+        self.recorder, self._farm, self._drivers = recorder, farm, drivers
+        self._events, self._options, self._listener = events, options, listener
+        known = recorder.settled()
+        sampler = LegalSampler(recorder.space, starts=starts, seen=known, seed=options.seed)
+        told = [(config, time_us) for config, time_us in known.items() if time_us is not None]
+        self._study = new_study(sampler, told)
+        self.compile_function = options.compile_function
+        # Called before the first answer is recorded: by then a GPU process has told method and baseline.
+        self._opened = opened
+        self._on_the_way = 0
+        self._exhausted = False
+        self._last: dict[int, Job] = {}
+        workers = farm.workers if isinstance(farm, Farm) else 8
+        # Enough that no worker and no GPU waits, few enough that the study learns before it asks.
+        self._most_on_the_way = 2 * workers + 4
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every configuration of the space has been tried."""
+        return self._exhausted and not self._on_the_way
+
+    def run(self, deadline: float | None) -> None:
+        """Searches until `deadline` (time.monotonic), the trials asked for, or the end of the space."""
+        progress = self.recorder.progress
+        progress.phase, progress.search_started = "searching", time.monotonic()
+        try:
+            while deadline is None or time.monotonic() < deadline:
+                self._ask()
+                if not self._on_the_way:
+                    break
+                self._handle_one(deadline)
+        finally:
+            self._drain()
+            progress.search_s = time.monotonic() - progress.search_started
+
+    def _wanted(self) -> int:
+        if self._options.trials is None:
+            return self._most_on_the_way
+        done = self.recorder.progress.timed if self._drivers else self.recorder.progress.compiled
+        return min(self._most_on_the_way, self._options.trials - done)
+
+    def _ask(self) -> None:
+        while not self._exhausted and self._on_the_way < self._wanted():
+            try:
+                trial = self._study.ask()
+                fields = trial.relative_params
+            except SpaceExhausted:
+                self._exhausted = True
+                return
+            attempt = _Attempt(self.recorder.family.config_class(**fields), trial)
+            self._on_the_way += 1
+            self._submit(attempt)
+
+    def _submit(self, attempt: _Attempt) -> None:
+        future = self._farm.submit(self.compile_function, self.task(attempt.config))
+        future.add_done_callback(lambda done: self._events.put((attempt, done)))
+
+    def task(self, config: Any) -> dict[str, Any]:
+        """What a worker needs to compile `config`."""
+        recorder = self.recorder
+        return CompileTask(
+            family=recorder.family.address,
+            problem=recorder.problem.to_dict(),
+            config=dataclasses.asdict(config),
+            target=recorder.target.to_dict(),
+        ).to_dict()
+
+    def _handle_one(self, deadline: float | None) -> None:
+        wait_s = 0.25 if deadline is None else min(0.25, max(0.0, deadline - time.monotonic()))
+        try:
+            subject, answer = self._events.get(timeout=wait_s)
+        except queue.Empty:
+            self._check_drivers()
+        else:
+            if isinstance(subject, _Attempt):
+                self._compiled(subject, answer)
+            else:
+                self._timed(subject, answer)
+        self._listener(self.recorder.progress)
+
+    def _check_drivers(self) -> None:
+        failures = [d.failure for d in self._drivers]
+        if failures and all(failures):
+            raise failures[0] or MeasurementError("the GPU process cannot start")
+
+    def _compiled(self, attempt: _Attempt, future: "concurrent.futures.Future[Any]") -> None:
+        if future.cancelled():
+            self._on_the_way -= 1
+            return
+        info, program = future.result()
+        attempt.compiled = info
+        if program:
+            self.recorder.progress.compiled += 1
+        if program and self._drivers:
+            driver = min(self._drivers, key=lambda d: d.jobs.qsize())
+            driver.jobs.put(Job(tag=attempt, program=program))
+            return
+        self.recorder.record(attempt.config, info, info)
+        self._tell(attempt, None if not program else self._predicted_us(attempt))
+        self._on_the_way -= 1
+
+    def _predicted_us(self, attempt: _Attempt) -> float:
+        columns = self.recorder.family.config_columns(
+            self.recorder.problem, self.recorder.target, attempt.config
+        )
+        return float(columns.apply(self.recorder.family.predict_us)) * spill_factor(attempt.compiled)
+
+    def _timed(self, job: Job, answer: dict[str, Any]) -> None:
+        attempt: _Attempt = job.tag
+        driver = next(d for d in self._drivers if d.gpu.index == answer.pop("gpu"))
+        fault = answer.pop("fault", False)
+        if not self.recorder.progress.method:
+            self._opened()
+        record = self.recorder.record(attempt.config, attempt.compiled, answer, repeat=attempt.trial is None)
+        self._on_the_way -= 1
+        self._tell(attempt, record.median_us)
+        if fault and (before := self._last.pop(driver.gpu.index, None)):
+            # What a broken process measured just before its end is measured again.
+            self._on_the_way += 1
+            driver.jobs.put(Job(tag=_Attempt(before.tag.config, None, before.tag.compiled), program=before.program))
+        if record.median_us is not None:
+            self._last[driver.gpu.index] = job
+            for other in self._drivers:
+                other.incumbent_us = min(record.median_us, other.incumbent_us or record.median_us)
+            self._keep(attempt.config, job.program)
+
+    def _tell(self, attempt: _Attempt, time_us: float | None) -> None:
+        if attempt.trial is None:
+            return
+        if time_us is None:
+            self._study.tell(attempt.trial, state=TrialState.FAIL)
+        else:
+            self._study.tell(attempt.trial, time_us)
+
+    def _keep(self, config: Any, program: bytes) -> None:
+        self.programs[config] = program
+        if len(self.programs) > 2 * KEPT_PROGRAMS:
+            best = [c for c, _ in self.recorder.ranked(self.recorder.progress.method)[:KEPT_PROGRAMS]]
+            self.programs = {c: self.programs[c] for c in best if c in self.programs}
+
+    def _drain(self) -> None:
+        """Records what is measured already, and drops what is not."""
+        for driver in self._drivers:
+            driver.drop_jobs()
+        for driver in self._drivers:
+            driver.idle.wait(timeout=driver.deadline_s)
+        while True:
+            try:
+                subject, answer = self._events.get_nowait()
+            except queue.Empty:
+                return
+            if not isinstance(subject, _Attempt):
+                # A database that takes no more must not hide what stopped the search.
+                with contextlib.suppress(DatabaseError):
+                    self._timed(subject, answer)
+
+
+def spill_factor(compiled: dict[str, Any]) -> float:
+    """How much slower spilling makes a configuration, before anything was measured.
+
+    Measured on an H200: the first kilobyte of spills costs about as much again as the kernel.
+    """
+    return 1.0 + (compiled.get("spill_bytes") or 0) / 1024
