@@ -21,7 +21,7 @@ def build(problem: CopyProblem, config: space.TuningConfig, target: Target) -> C
     Values the rules call illegal are not checked here: what they do is what JAX does with them.
     """
     plan = space.plan(problem, config, target)
-    return plgpu.kernel(
+    kernel: Callable[..., jax.Array] = plgpu.kernel(
         functools.partial(_body, plan=plan),
         out_type=jax.ShapeDtypeStruct((problem.m, problem.n), jnp.dtype(problem.dtype)),
         scratch_types={
@@ -32,26 +32,31 @@ def build(problem: CopyProblem, config: space.TuningConfig, target: Target) -> C
         grid_names=("blocks",),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
     )
+    return kernel
 
 
 def _body(x_gmem: Any, out_gmem: Any, *, ring: Any, loaded: Any, plan: space.Plan) -> None:
     tiles, steps = plan.grid_m * plan.grid_n, plan.steps
     block = lax.axis_index("blocks")
-    # Tiles of this block: block, block + grid, ...; `own` of them.
-    own = lax.div(tiles - 1 - block, jnp.int32(plan.grid)) + 1
+    # A persistent block takes every grid-th tile, any other a run of `steps`; `own` is how many.
+    if plan.persistent:
+        first, stride, fewest = block, plan.grid, tiles // plan.grid
+        own = lax.div(tiles - 1 - block, jnp.int32(plan.grid)) + 1
+    else:
+        first, stride, fewest = block * steps, 1, tiles - (plan.grid - 1) * steps
+        own = lax.min(jnp.int32(steps), tiles - first)
     # Whole rows are copied as one run (cp.async.bulk), which needs the promise that they exist.
     promise = plgpu.OOBFillMode.PROMISE_IN_BOUNDS
 
     def tile_of(step: Any) -> tuple[Any, Any]:
-        row, column = _position(block + step * plan.grid, plan)
+        row, column = _position(first + step * stride, plan)
         c = plan.config
         return pl.ds(row * c.tile_m, c.tile_m), pl.ds(column * c.tile_n, c.tile_n)
 
     def load(step: Any, slot: Any) -> None:
         plgpu.copy_gmem_to_smem(x_gmem.at[tile_of(step)], ring.at[slot], loaded.at[slot], oob_mode=promise)
 
-    # Every block but the last few has as many tiles; a short one skips the loads it has no tile for.
-    fewest = tiles // plan.grid
+    # A block with fewer tiles than slots skips the loads it has no tile for.
     for step in range(steps):
         if step < fewest:
             load(step, step)
@@ -63,6 +68,8 @@ def _body(x_gmem: Any, out_gmem: Any, *, ring: Any, loaded: Any, plan: space.Pla
         slot = lax.rem(step, jnp.int32(steps))
         plgpu.barrier_wait(loaded.at[slot])
         plgpu.copy_smem_to_gmem(ring.at[slot], out_gmem.at[tile_of(step)])
+        if not plan.persistent:
+            return
         # The store `delay_release` steps back has read its slot: that slot takes the next load.
         released = step - plan.delay_release
         following = released + steps

@@ -29,7 +29,7 @@ def build(problem: MatmulProblem, config: space.TuningConfig, target: Target) ->
     Values the rules call illegal are not checked here: what they do is what JAX does with them.
     """
     plan = space.plan(problem, config, target)
-    return plgpu.kernel(
+    kernel: Callable[..., jax.Array] = plgpu.kernel(
         functools.partial(_body, plan=plan),
         out_type=jax.ShapeDtypeStruct((problem.m, problem.n), jnp.dtype(problem.out_dtype)),
         scratch_types=_scratch(plan),
@@ -41,11 +41,13 @@ def build(problem: MatmulProblem, config: space.TuningConfig, target: Target) ->
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
     )
+    return kernel
 
 
 def _transforms(swizzle_bytes: int, dtype: Any) -> tuple[Any, ...]:
     elements = swizzle_bytes // jnp.dtype(dtype).itemsize
-    return plgpu.TilingTransform((8, elements)), plgpu.SwizzleTransform(swizzle_bytes)
+    tiling = plgpu.TilingTransform((8, elements))  # type: ignore[abstract]
+    return tiling, plgpu.SwizzleTransform(swizzle_bytes)  # type: ignore[abstract]
 
 
 def _scratch(plan: space.Plan) -> dict[str, Any]:
@@ -65,7 +67,9 @@ def _scratch(plan: space.Plan) -> dict[str, Any]:
     return {
         "lhs_smem": plgpu.SMEM((steps, plan.cta_tile_m, c.tile_k), p.dtype, transforms=load),
         "rhs_smem": plgpu.SMEM((steps, *rhs_block), p.dtype, transforms=load),
-        "out_smem": plgpu.SMEM(slots, p.out_dtype, transforms=_transforms(plan.epi_swizzle_bytes, p.out_dtype)),
+        "out_smem": plgpu.SMEM(
+            slots, p.out_dtype, transforms=_transforms(plan.epi_swizzle_bytes, p.out_dtype)
+        ),
         "loaded": loaded,
         "released": released,
     }
@@ -102,9 +106,7 @@ def _body(
 def _tile_slices(plan: space.Plan, linear: jax.Array) -> tuple[Any, Any]:
     """Rows and columns of the output tile this block computes at a linear position of the raster."""
     minor = 0 if plan.grid_minor_dim == "M" else 1
-    m_index, n_index = plgpu.planar_snake(
-        linear, (plan.grid_m, plan.grid_n), minor, plan.grid_tile_width
-    )
+    m_index, n_index = plgpu.planar_snake(linear, (plan.grid_m, plan.grid_n), minor, plan.grid_tile_width)
     if plan.config.cluster_dimension == "M":
         m_index = m_index * 2 + lax.axis_index("cluster")
     elif plan.config.cluster_dimension == "N":

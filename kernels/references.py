@@ -57,13 +57,19 @@ def matmul_reference(
 
 
 def _check_blocks(
-    problem: MatmulProblem, operands: tuple[jax.Array, jax.Array], expected: jax.Array, tolerance: jax.Array, seed: int
+    problem: MatmulProblem,
+    operands: tuple[jax.Array, jax.Array],
+    expected: jax.Array,
+    tolerance: jax.Array,
+    seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     last_row, last_column = max(0, problem.m - _BLOCK), max(0, problem.n - _BLOCK)
     corners = [(r, c) for r in {0, last_row} for c in {0, last_column}]
     random = zip(
-        rng.integers(0, last_row + 1, _RANDOM_BLOCKS), rng.integers(0, last_column + 1, _RANDOM_BLOCKS), strict=True
+        rng.integers(0, last_row + 1, _RANDOM_BLOCKS),
+        rng.integers(0, last_column + 1, _RANDOM_BLOCKS),
+        strict=True,
     )
     for row, column in (*corners, *((int(r), int(c)) for r, c in random)):
         rows, columns = slice(row, row + _BLOCK), slice(column, column + _BLOCK)

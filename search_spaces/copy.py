@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from . import prior
-from .architecture import WARPGROUP_THREADS, Target
+from .architecture import Target
 from .barriers import BARRIER_BYTES, MAX_BARRIERS_PER_GROUP, barriers_per_group
 from .family import Axis, KernelFamily, choice
+from .prior import MAX_BLOCKS_PER_SM
 from .problem import CopyProblem, itemsize_bytes
 from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned
 from .rule import Rule
@@ -17,22 +18,23 @@ from .tma import COPY_BYTES, MAX_BOX_ELEMENTS, TMA_ALIGNMENT_BYTES, TMA_DTYPES, 
 
 REVISION = 1
 
-# CUDA: 2048 threads an SM on Hopper; a block of this kernel is one warpgroup.
-MAX_THREADS_PER_SM = 2048
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TuningConfig:
     """What is searched.
 
     tile_m, tile_n: rows and columns of one copy. max_concurrent_steps: slots of the ring.
+    grid_schedule: `persistent` blocks loop over the tiles; with `hardware`, a block copies one
+    ring-full of tiles and the hardware hands out the next block.
     delay_release: stores still reading their slot when the next load is issued.
-    blocks_per_sm: blocks launched for each SM. grid_minor_dim: direction neighbouring blocks follow.
+    blocks_per_sm: persistent blocks launched for each SM.
+    grid_minor_dim: direction neighbouring tiles follow.
     """
 
     tile_m: int = 64
     tile_n: int = 64
     max_concurrent_steps: int = 4
+    grid_schedule: str = choice("persistent", "hardware", default="persistent")
     delay_release: int = 1
     blocks_per_sm: int = 1
     grid_minor_dim: str = choice("M", "N", default="N")
@@ -48,8 +50,13 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     "grid_m": lambda m, tile_m: ceil_div(m, tile_m),
     "grid_n": lambda n, tile_n: ceil_div(n, tile_n),
     "tiles": lambda grid_m, grid_n: grid_m * grid_n,
-    "grid": lambda tiles, sm_count, blocks_per_sm: np.minimum(tiles, sm_count * blocks_per_sm),
-    "block_steps": lambda tiles, grid: ceil_div(tiles, grid),
+    "persistent": lambda grid_schedule: grid_schedule == "persistent",
+    "grid": lambda tiles, sm_count, blocks_per_sm, persistent, max_concurrent_steps: np.where(
+        persistent, np.minimum(tiles, sm_count * blocks_per_sm), ceil_div(tiles, max_concurrent_steps)
+    ),
+    "block_steps": lambda tiles, grid, persistent, max_concurrent_steps: np.where(
+        persistent, ceil_div(tiles, grid), np.minimum(max_concurrent_steps, tiles)
+    ),
     "steps": lambda max_concurrent_steps, block_steps: np.minimum(max_concurrent_steps, block_steps),
     "smem_bytes": lambda steps, tile_bytes: smem_aligned(steps * tile_bytes) + BARRIER_BYTES * steps,
 }
@@ -127,12 +134,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="canonical.blocks_per_sm",
-        holds=lambda blocks_per_sm, tiles, sm_count: (
-            (blocks_per_sm <= MAX_THREADS_PER_SM // WARPGROUP_THREADS)
-            & ((blocks_per_sm - 1) * sm_count < tiles)
+        holds=lambda blocks_per_sm, tiles, sm_count, persistent: np.where(
+            persistent,
+            (blocks_per_sm <= MAX_BLOCKS_PER_SM) & ((blocks_per_sm - 1) * sm_count < tiles),
+            blocks_per_sm == 1,
         ),
-        have="blocks_per_sm={blocks_per_sm}",
-        need=f"at most {MAX_THREADS_PER_SM // WARPGROUP_THREADS}, and no more blocks than tiles",
+        have="blocks_per_sm={blocks_per_sm} with grid_schedule={grid_schedule}",
+        need=f"at most {MAX_BLOCKS_PER_SM} and no more blocks than tiles; 1 where blocks are not persistent",
         remedy="lower blocks_per_sm",
         source="CUDA: 2048 threads an SM; blocks without a tile are not launched",
         kind="canonical",
@@ -182,6 +190,7 @@ class Plan:
     grid_m: int
     grid_n: int
     grid_minor_dim: str
+    persistent: bool
     steps: int
     delay_release: int
     contiguous: bool
@@ -199,6 +208,7 @@ def plan(problem: CopyProblem, config: TuningConfig, target: Target) -> Plan:
         grid_m=int(columns["grid_m"]),
         grid_n=int(columns["grid_n"]),
         grid_minor_dim="N" if line else config.grid_minor_dim,
+        persistent=bool(columns["persistent"]),
         steps=int(columns["steps"]),
         delay_release=config.delay_release if refills else 0,
         contiguous=bool(columns["contiguous"]),
@@ -217,8 +227,9 @@ def axes(problem: CopyProblem, target: Target) -> tuple[Axis, ...]:
         Axis("tile_m", _divisors(problem.m, limit // TMA_ALIGNMENT_BYTES)),
         Axis("tile_n", tuple(sorted(columns)) or (1,)),
         Axis("max_concurrent_steps", steps),
+        Axis("grid_schedule", ("persistent", "hardware")),
         Axis("delay_release", (0, *steps[:-1])),
-        Axis("blocks_per_sm", tuple(range(1, MAX_THREADS_PER_SM // WARPGROUP_THREADS + 1))),
+        Axis("blocks_per_sm", tuple(range(1, MAX_BLOCKS_PER_SM + 1))),
         Axis("grid_minor_dim", ("M", "N")),
     )
 

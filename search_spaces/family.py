@@ -149,7 +149,9 @@ def choice(*choices: Value, default: Value) -> Any:
 def families() -> Mapping[str, KernelFamily]:
     """Every family of this package, found by its module's `FAMILY`."""
     package = importlib.import_module(__package__)
-    modules = (importlib.import_module(f"{__package__}.{m.name}") for m in pkgutil.iter_modules(package.__path__))
+    modules = (
+        importlib.import_module(f"{__package__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)
+    )
     found = [m.FAMILY for m in modules if hasattr(m, "FAMILY")]
     return {f.name: f for f in found}
 
@@ -168,7 +170,9 @@ def named_family(name: str) -> KernelFamily:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"kernel {name!r} cannot be imported: {error}", fix="give module:attribute") from error
+        raise UsageError(
+            f"kernel {name!r} cannot be imported: {error}", fix="give module:attribute"
+        ) from error
     if not isinstance(found, KernelFamily):
         raise UsageError(f"{name!r} is a {type(found).__name__}", fix="name a KernelFamily")
     return dataclasses.replace(found, address=name)
@@ -191,11 +195,15 @@ def family_for(problem: Problem, target: Target, kernel: str = "") -> KernelFami
       UnsupportedError: none does; the message gives each family's reason.
     """
     candidates = (
-        [named_family(kernel)] if ":" in kernel else [f for f in families().values() if f.kernel == problem.kernel]
+        [named_family(kernel)]
+        if ":" in kernel
+        else [f for f in families().values() if f.kernel == problem.kernel]
     )
     reasons = {f.name: f.supports(problem, target) for f in candidates}
     for family in candidates:
         if not reasons[family.name]:
             return family
     told = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
-    raise UnsupportedError(f"no kernel runs {problem} on {target.arch}: {told}", fix="change the type, layout or --arch")
+    raise UnsupportedError(
+        f"no kernel runs {problem} on {target.arch}: {told}", fix="change the type, layout or --arch"
+    )

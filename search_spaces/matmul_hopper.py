@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -172,7 +172,8 @@ RULES: tuple[Rule, ...] = (
     whole_lines(
         "matmul.copy_bytes",
         lambda lhs_stage_bytes, rhs_stage_bytes, cluster_m, cluster_n: (
-            (lhs_stage_bytes % (COPY_BYTES * cluster_n) == 0) & (rhs_stage_bytes % (COPY_BYTES * cluster_m) == 0)
+            (lhs_stage_bytes % (COPY_BYTES * cluster_n) == 0)
+            & (rhs_stage_bytes % (COPY_BYTES * cluster_m) == 0)
         ),
         "stages of {lhs_stage_bytes} and {rhs_stage_bytes} bytes over a cluster of {cluster_size}",
         "use larger tiles",
@@ -287,20 +288,22 @@ class Plan:
     epi_tiles: int
     epi_slots: int
 
-    _DERIVED: ClassVar[tuple[str, ...]] = (
-        "cta_tile_m",
-        "cta_tile_n",
-        "cluster_size",
-        "grid",
-        "grid_m",
-        "grid_n",
-        "k_steps",
-        "steps",
-        "swizzle_bytes",
-        "epi_swizzle_bytes",
-        "epi_tiles",
-        "epi_slots",
-    )
+
+# The fields of a plan that are derived quantities as they stand.
+_PLANNED = (
+    "cta_tile_m",
+    "cta_tile_n",
+    "cluster_size",
+    "grid",
+    "grid_m",
+    "grid_n",
+    "k_steps",
+    "steps",
+    "swizzle_bytes",
+    "epi_swizzle_bytes",
+    "epi_tiles",
+    "epi_slots",
+)
 
 
 def plan(problem: MatmulProblem, config: TuningConfig, target: Target) -> Plan:
@@ -311,7 +314,7 @@ def plan(problem: MatmulProblem, config: TuningConfig, target: Target) -> Plan:
         config=config,
         grid_minor_dim="N" if columns["grid_is_line"] else config.grid_minor_dim,
         grid_tile_width=min(config.grid_tile_width, int(columns["grid_minor_extent"])),
-        **{name: int(columns[name]) for name in Plan._DERIVED},
+        **{name: int(columns[name]) for name in _PLANNED},
     )
 
 
@@ -389,5 +392,15 @@ FAMILY = KernelFamily(
     operands="tuner.kernels.references:matmul_operands",
     reference="tuner.kernels.references:matmul_reference",
     baseline="tuner.kernels.references:matmul_baseline",
-    reported=("smem_bytes", "accumulator_registers", "cta_tile_m", "cta_tile_n", "cluster_size", "grid", "waves", "k_steps", "swizzle_bytes"),
+    reported=(
+        "smem_bytes",
+        "accumulator_registers",
+        "cta_tile_m",
+        "cta_tile_n",
+        "cluster_size",
+        "grid",
+        "waves",
+        "k_steps",
+        "swizzle_bytes",
+    ),
 )

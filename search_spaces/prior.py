@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .architecture import Target
+from .architecture import WARPGROUP_THREADS, Target
 
 # Measured on an H200: matmuls sustain 0.77 of the peak at the maximum clock (power), DRAM 4.3 of 4.8 TB/s.
 _SUSTAINED_CLOCK = 0.8
@@ -20,9 +20,12 @@ _L2_BYTES_PER_CLOCK = 40
 # Latency of a TMA load from DRAM, and what one block leaves uncovered between tiles.
 _LOAD_LATENCY_CLOCKS = 550
 _TILE_OVERHEAD_CLOCKS = 600
+# CUDA: 2048 threads an SM; a copy's block is one warpgroup.
+MAX_BLOCKS_PER_SM = 2048 // WARPGROUP_THREADS
 # Measured on an H200: what one copy, and one row of its box, cost an SM's copy engine.
 _CLOCKS_PER_COPY = 60
 _CLOCKS_PER_ROW = 15
+_CLOCKS_PER_BLOCK = 1000
 # ptxas spills above this many accumulators a thread (232 registers), and then serialises WGMMA (C7511).
 _SPILL_REGISTERS = 192
 _SPILL_FACTOR = 4.0
@@ -98,20 +101,24 @@ def copy_us(
     steps: Any,
     delay_release: Any,
     blocks_per_sm: Any,
-    block_steps: Any,
+    persistent: Any,
+    grid_minor_dim: Any,
 ) -> Any:
-    """Microseconds of a copy ring: bytes in flight against latency, short rows, and store stalls."""
+    """Microseconds of a copy ring: bytes in flight against latency, rows a second, and what blocks cost."""
     clock_hz = target.max_sm_clock_mhz * 1e6
-    resident = np.maximum(np.minimum(blocks_per_sm, smem_limit_bytes // np.maximum(smem_bytes, 1)), 1)
+    fitting = np.maximum(smem_limit_bytes // np.maximum(smem_bytes + 1024, 1), 1)
+    resident = np.minimum(np.where(persistent, blocks_per_sm, MAX_BLOCKS_PER_SM), fitting)
     in_flight = resident * np.maximum(steps - delay_release, 0.5) * tile_bytes
     per_sm = target.dram_bytes_per_s * _DRAM_EFFICIENCY / 2 / target.sm_count
     # Little's law: a read rate needs that many bytes in flight for the latency of a load and a store.
     latency_s = 4 * _LOAD_LATENCY_CLOCKS / clock_hz
     rate = per_sm * np.minimum(1.0, in_flight / (per_sm * latency_s))
-    rate = rate * np.where(contiguous > 0, 1.0, np.minimum(1.0, 0.8 + tile_row_bytes / 2560))
-    rate = rate * np.where((delay_release == 0) & (blocks_per_sm == 1), 0.8, 1.0)
+    # Measured on an H200: DRAM likes few bytes in flight over a compact run of tiles.
+    rate = rate / (1.0 + 0.01 * np.log2(np.maximum(in_flight / (per_sm * latency_s), 1.0)))
+    rate = rate * np.where(persistent, 0.97, 1.0) * np.where(grid_minor_dim == "M", 0.98, 1.0)
     per_sm_bytes = problem.bytes / 2 / target.sm_count
     # A tensor map moves a tile row by row; whole rows go as one run.
-    issues = per_sm_bytes / tile_bytes * _CLOCKS_PER_COPY
-    issues = issues + np.where(contiguous > 0, 0.0, per_sm_bytes / tile_row_bytes * _CLOCKS_PER_ROW)
-    return np.maximum(per_sm_bytes / rate, issues / clock_hz) * 1e6
+    clocks = per_sm_bytes / tile_bytes * _CLOCKS_PER_COPY
+    clocks = clocks + np.where(contiguous > 0, 0.0, per_sm_bytes / tile_row_bytes * _CLOCKS_PER_ROW)
+    blocks = np.where(persistent, 0.0, per_sm_bytes / (tile_bytes * steps) / resident * _CLOCKS_PER_BLOCK)
+    return (np.maximum(per_sm_bytes / rate, clocks / clock_hz) + blocks / clock_hz) * 1e6

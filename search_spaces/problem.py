@@ -57,7 +57,9 @@ _ALIASES: Mapping[str, str] = {
 
 def dtype_name(value: object) -> str:
     """The canonical JAX name of a dtype given as a name, an alias, a NumPy dtype or a scalar type."""
-    name = value if isinstance(value, str) else getattr(value, "name", None) or getattr(value, "__name__", None)
+    name = (
+        value if isinstance(value, str) else getattr(value, "name", None) or getattr(value, "__name__", None)
+    )
     if not isinstance(name, str):
         raise UsageError(f"dtype={value!r} is not a type name", fix="give a JAX dtype such as bfloat16")
     name = _ALIASES.get(name.lower(), name.lower())
@@ -76,7 +78,9 @@ def whole_number(name: str, value: object, *, least: int = 1) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise UsageError(f"{name}={value!r} is a {type(value).__name__}", fix=f"give {name} as an integer")
     if value < least:
-        raise UsageError(f"{name}={value} is below {least}", fix=f"give {name} as an integer of at least {least}")
+        raise UsageError(
+            f"{name}={value} is below {least}", fix=f"give {name} as an integer of at least {least}"
+        )
     return int(value)
 
 
@@ -173,7 +177,7 @@ class MatmulProblem(Problem):
 
     def _implied(self, name: str) -> bool:
         implied = {"rhs_dtype": self.dtype, "out_dtype": self.dtype, "acc_dtype": self._natural_accumulator()}
-        return implied.get(name) == getattr(self, name)
+        return bool(implied.get(name) == getattr(self, name))
 
     @property
     def flops(self) -> int:

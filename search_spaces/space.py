@@ -68,7 +68,8 @@ class LegalSpace:
         self._joined = [a for a in axes if a.name in read and not a.limit]
         self._free = [a for a in axes if a.name not in read and not a.limit]
         self._limit_rule = next(
-            (r for r in self.family.rules if limited and {limited[0].name, limited[0].limit} <= set(r.reads)), None
+            (r for r in self.family.rules if limited and {limited[0].name, limited[0].limit} <= set(r.reads)),
+            None,
         )
 
     def _inputs(self, rule: Rule) -> set[str]:
@@ -247,9 +248,7 @@ class LegalSpace:
             kept = fields[axis.name] in axis.column
             found[axis.name] = self._value(axis.name, fields[axis.name]) if kept else axis.values[0]
         if self._limited is not None:
-            found[self._limited.name] = self._value(
-                self._limited.name, self._tail[within[best] - 1]
-            )
+            found[self._limited.name] = self._value(self._limited.name, self._tail[within[best] - 1])
         return self.family.config_class(**{name: found[name] for name in self.axes})
 
     def neighbours(self, config: Any) -> list[Any]:
@@ -273,9 +272,14 @@ class LegalSpace:
             return
         columns = self.family.config_columns(self.problem, self.target, self.family.config_class())
         broken = violations(tuple(r for r in self.family.rules if r.id == self._emptied_by), columns)
-        told = f"{self._emptied_by}: {broken[0].message}" if broken else f"{self._emptied_by} removed the last ones"
+        told = (
+            f"{self._emptied_by}: {broken[0].message}"
+            if broken
+            else f"{self._emptied_by} removed the last ones"
+        )
+        where = f"{self.family.name} configuration on {self.target.device_kind}"
         raise NoLegalConfigError(
-            f"{self.problem} has no legal {self.family.name} configuration on {self.target.device_kind}; {told}",
+            f"{self.problem} has no legal {where}; {told}",
             fix=self._nearest_size() or "change the shape or the type",
         )
 

@@ -71,7 +71,9 @@ def compile_stub(task: Any) -> tuple[dict[str, Any], bytes]:
             os.abort()
         case "compile_hang":
             time.sleep(1e6)
-    return {"rung": "compiled", "stage": "", "reason": "", "registers": 32, "spill_bytes": 0}, json.dumps(index).encode()
+    return {"rung": "compiled", "stage": "", "reason": "", "registers": 32, "spill_bytes": 0}, json.dumps(
+        index
+    ).encode()
 
 
 class StubSession:
@@ -116,7 +118,9 @@ class StubSession:
         self._held[name] = json.loads(payload)
         return {}, b""
 
-    def rounds(self, payload: bytes, *, rounds: int, runs: int, seed: int, started: Any) -> tuple[dict[str, Any], bytes]:
+    def rounds(
+        self, payload: bytes, *, rounds: int, runs: int, seed: int, started: Any
+    ) -> tuple[dict[str, Any], bytes]:
         started()
         samples = {name: [[(100 + index) * 1000] * runs] * rounds for name, index in self._held.items()}
         return {"samples_ns": {**samples, "baseline": [[110_000] * runs] * rounds}}, b""

@@ -42,7 +42,7 @@ class Child:
     """One child process and the pipe to it. Not thread-safe: one thread drives one child."""
 
     def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
-        self._log: IO[bytes] = tempfile.TemporaryFile("a+b")
+        self._log: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - lives as long as the child
         root = Path(__file__).resolve().parent.parent
         path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
         self.process = subprocess.Popen(
@@ -93,7 +93,11 @@ class Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=5)
         status = self.process.returncode
-        how = f"killed by {signal.Signals(-status).name}" if status is not None and status < 0 else f"exit {status}"
+        how = (
+            f"killed by {signal.Signals(-status).name}"
+            if status is not None and status < 0
+            else f"exit {status}"
+        )
         self._log.seek(0)
         return f"{how}: {telling_line(self._log.read().decode(errors='replace'))}".removesuffix(": ")
 

@@ -25,7 +25,10 @@ class CompileTask:
 
     def to_dict(self) -> dict[str, Any]:
         """The task as JSON carries it."""
-        return {f.name: dict(v) if isinstance(v := getattr(self, f.name), Mapping) else v for f in dataclasses.fields(self)}
+        return {
+            f.name: dict(v) if isinstance(v := getattr(self, f.name), Mapping) else v
+            for f in dataclasses.fields(self)
+        }
 
 
 def resolve(name: str) -> Any:
@@ -56,7 +59,9 @@ def compile_program(task: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
     with captured_log() as log:
         try:
             with lowering_for(target):
-                lowered = _program(family, problem, config, target).trace(*_specs(family, problem, target)).lower()
+                lowered = (
+                    _program(family, problem, config, target).trace(*_specs(family, problem, target)).lower()
+                )
             info |= {"rung": "lowered", "stage": "compile", "lower_s": time.perf_counter() - started}
             started = time.perf_counter()
             compiled = lowered.compile()
@@ -110,7 +115,9 @@ def output_spec(family: KernelFamily, problem: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
-    return jax.ShapeDtypeStruct((problem.m, problem.n), jnp.dtype(getattr(problem, "out_dtype", problem.dtype)))
+    return jax.ShapeDtypeStruct(
+        (problem.m, problem.n), jnp.dtype(getattr(problem, "out_dtype", problem.dtype))
+    )
 
 
 def _specs(family: KernelFamily, problem: Any, target: Target) -> list[Any]:

@@ -39,7 +39,11 @@ def usable_cpus() -> int:
 def usable_memory_bytes() -> int:
     """Memory that can be had without swapping, bounded by a cgroup's limit."""
     free = next(
-        (int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").open() if line.startswith("MemAvailable")),
+        (
+            int(line.split()[1]) * 1024
+            for line in Path("/proc/meminfo").read_text().splitlines()
+            if line.startswith("MemAvailable")
+        ),
         WORKER_BYTES,
     )
     try:

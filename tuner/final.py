@@ -46,7 +46,9 @@ def ranking(
     order = sorted(medians, key=lambda name: (medians[name], tie_break[name]))
     fastest = samples[order[0]]
     slower = {
-        name: float(np.median([np.median(o) / np.median(f) for o, f in zip(samples[name], fastest, strict=True)]))
+        name: float(
+            np.median([np.median(o) / np.median(f) for o, f in zip(samples[name], fastest, strict=True)])
+        )
         for name in order
     }
     ties = tuple(name for name in order if slower[name] <= 1 + TIE_BAND)

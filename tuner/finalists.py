@@ -19,7 +19,9 @@ _BASELINE = "baseline"
 _DEFAULT = "default"
 
 
-def run_final(recorder: Recorder, search: Search, farm: Any, driver: GpuDriver, *, rounds: int) -> Final | None:
+def run_final(
+    recorder: Recorder, search: Search, farm: Any, driver: GpuDriver, *, rounds: int
+) -> Final | None:
     """The best few, the family's default and the baseline, side by side; None when nothing was timed.
 
     Raises:
@@ -78,7 +80,8 @@ def _verdict(recorder: Recorder, configs: dict[str, Any], samples: dict[str, lis
     own = {name: rounds for name, rounds in samples.items() if name != _BASELINE}
     winner, ties = ranking(own, {name: tie_break(name) for name in own})
     members = [
-        _member(name, configs.get(name), rounds, samples[_BASELINE], recorder.seed) for name, rounds in samples.items()
+        _member(name, configs.get(name), rounds, samples[_BASELINE], recorder.seed)
+        for name, rounds in samples.items()
     ]
     names = list(samples)
     return Final(

@@ -136,8 +136,10 @@ class GpuDriver:
         try:
             self._open()
         except (ChildDied, ChildTimeout, MeasurementError) as error:
-            self.failure = error if isinstance(error, MeasurementError) else MeasurementError(
-                f"the GPU process ended while it started: {error or 'no answer'}"
+            self.failure = (
+                error
+                if isinstance(error, MeasurementError)
+                else MeasurementError(f"the GPU process ended while it started: {error or 'no answer'}")
             )
             self.ready.set()
             return

@@ -137,9 +137,9 @@ class Session:
 
         runs_us: device time to spend on timing. hopeless_us: above it one sample is enough.
         """
-        from .verify import poisoned
-
         import time
+
+        from .verify import poisoned
 
         try:
             program = self._load(payload, len(self._operands) + 1)
@@ -155,7 +155,11 @@ class Session:
             self._out.block_until_ready()
             first_us = (time.perf_counter() - before) * 1e6
             if self._out.unsafe_buffer_pointer() != address:
-                return {"rung": "ran", "stage": "verify", "reason": "NOT_IN_PLACE output left the poisoned buffer"}, b""
+                return {
+                    "rung": "ran",
+                    "stage": "verify",
+                    "reason": "NOT_IN_PLACE output left the poisoned buffer",
+                }, b""
             failure, error_ratio = self._verify()
             if failure:
                 return failure, b""
@@ -186,8 +190,8 @@ class Session:
         worst, wrong = worst_error(self._out, self._expected, self._tolerance)
         if int(wrong) == 0:
             return None, float(worst)
-        told = f"WRONG_OUTPUT {int(wrong)} of {self._out.size} elements, worst {float(worst):.3g} x what is allowed"
-        return {"rung": "ran", "stage": "verify", "reason": told}, float(worst)
+        told = f"{int(wrong)} of {self._out.size} elements, worst {float(worst):.3g} x what is allowed"
+        return {"rung": "ran", "stage": "verify", "reason": f"WRONG_OUTPUT {told}"}, float(worst)
 
     def _run_failure(self, error: Exception) -> dict[str, Any]:
         out_of_memory = "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()

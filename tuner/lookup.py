@@ -3,11 +3,11 @@
 import contextlib
 import contextvars
 import dataclasses
-import os
 import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from tuner.results.database import default_url, parsed
@@ -90,7 +90,9 @@ def best_config(
     identity = DeviceIdentity.from_target(target)
     for layer in _overlays.get():
         if (config := layer.get((problem.key, identity.key))) is not None:
-            return BestConfig(config, "overlay", None, None, target.device_kind, "pinned by the surrounding block")
+            return BestConfig(
+                config, "overlay", None, None, target.device_kind, "pinned by the surrounding block"
+            )
     url = db or default_url()
     key = (problem, target, on_miss, url, kernel, _stamp(url))
     with _lock:
@@ -109,7 +111,7 @@ def _stamp(url: str) -> tuple[Any, ...]:
     stamps = []
     for name in (path, f"{path}-wal"):
         with contextlib.suppress(OSError):
-            status = os.stat(name)
+            status = Path(name).stat()
             stamps.append((status.st_mtime_ns, status.st_size))
     return tuple(stamps)
 
@@ -120,7 +122,10 @@ def _search_layers(
     family = family_for(problem, target, kernel)
     space = LegalSpace(family, problem, target)
     space.require_any()
-    layers = {"measured": _recorded(url, family, identity), "shipped": _shipped(target, family, identity)}
+    layers: dict[Source, list[Best]] = {
+        "measured": _recorded(url, family, identity),
+        "shipped": _shipped(target, family, identity),
+    }
     refused: list[str] = []
     for source, bests in layers.items():
         for best in bests:
@@ -173,8 +178,8 @@ def _servable(best: Best, family: KernelFamily, space: LegalSpace, refused: list
     return config
 
 
-def _answer(config: Any, best: Best, source: Any, target: Target, why: str) -> BestConfig:
-    told = best.source if source == "measured" and best.source != "measured" else source
+def _answer(config: Any, best: Best, source: Source, target: Target, why: str) -> BestConfig:
+    told: Source = "imported" if source == "measured" and best.source == "imported" else source
     return BestConfig(config, told, best.time_us, best.ratio, target.device_kind, why)
 
 
@@ -183,7 +188,12 @@ def _predicted(space: LegalSpace, target: Target) -> BestConfig:
 
     best = predicted_best(space)
     return BestConfig(
-        space.config(best), "predicted", None, None, target.device_kind, "the prior's first choice; not measured"
+        space.config(best),
+        "predicted",
+        None,
+        None,
+        target.device_kind,
+        "the prior's first choice; not measured",
     )
 
 
@@ -213,7 +223,9 @@ def resolve_target(device: str | Target | None) -> Target:
     try:
         return gpus()[0].target
     except Exception as error:
-        raise UsageError("no GPU to ask about", fix='name one: device="NVIDIA H200" (--device, or --arch)') from error
+        raise UsageError(
+            "no GPU to ask about", fix='name one: device="NVIDIA H200" (--device, or --arch)'
+        ) from error
 
 
 def _named_target(name: str) -> Target:
@@ -238,4 +250,6 @@ def _jax_target() -> Target | None:
         return None
     arch = f"sm_{device.compute_capability.replace('.', '')}"
     row = DEVICES.get(device.device_kind) or reference_target(arch)
-    return dataclasses.replace(row, device_kind=device.device_kind, sm_count=device.core_count, reference=False)
+    return dataclasses.replace(
+        row, device_kind=device.device_kind, sm_count=device.core_count, reference=False
+    )

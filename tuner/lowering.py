@@ -14,7 +14,7 @@ from tuner.search_spaces.architecture import Target
 
 
 @dataclasses.dataclass(frozen=True)
-class TargetDevice(jax.sharding.AbstractDevice):  # type: ignore[misc]
+class TargetDevice(jax.sharding.AbstractDevice):
     """An abstract device that has a compute capability.
 
     JAX reads it off the abstract device (mosaic/gpu/utils.py, _infer_arch); the stock class has none

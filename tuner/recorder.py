@@ -31,7 +31,9 @@ _RETRIED = ("OOM",)
 class Recorder:
     """The records of one problem, family and device: those in the store and those of this run."""
 
-    def __init__(self, store: Store, space: LegalSpace, progress: Progress, *, seed: int, fresh: bool) -> None:
+    def __init__(
+        self, store: Store, space: LegalSpace, progress: Progress, *, seed: int, fresh: bool
+    ) -> None:
         self.store, self.space, self.progress = store, space, progress
         self.family, self.problem, self.target = space.family, space.problem, space.target
         self.device = DeviceIdentity.from_target(self.target)
@@ -44,7 +46,9 @@ class Recorder:
             self._recall()
 
     def _recall(self) -> None:
-        for record in self.store.measurements(problem=self.problem, family=self.family.name, device=self.device):
+        for record in self.store.measurements(
+            problem=self.problem, family=self.family.name, device=self.device
+        ):
             if record.revision != self.family.revision or record.source != "measured":
                 continue
             if (config := self.legal_config(record.config)) is not None:
@@ -95,7 +99,9 @@ class Recorder:
         )
         rung, stage, reason = answer["rung"], answer["stage"], answer["reason"]
         if rung == "timed" and median_us(samples, dropped) is None:
-            told = f"IMPOSSIBLE_TIME {dropped} of {dropped + len(samples)} samples, e.g. below {least_ns:.0f} ns"
+            told = (
+                f"IMPOSSIBLE_TIME {dropped} of {dropped + len(samples)} samples, e.g. below {least_ns:.0f} ns"
+            )
             rung, stage, reason, samples = "verified", "time", told, ()
         measurement = Measurement(
             **self.common(),

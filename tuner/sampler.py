@@ -31,7 +31,7 @@ class SpaceExhausted(Exception):
     """Every configuration of the space has been proposed."""
 
 
-class LegalSampler(BaseSampler):  # type: ignore[misc]
+class LegalSampler(BaseSampler):
     """Proposes configurations of `space`: `starts` first, then the prior's best, then the inner sampler.
 
     startup: told results before the inner sampler takes over.
@@ -62,7 +62,9 @@ class LegalSampler(BaseSampler):  # type: ignore[misc]
         """One fixed categorical distribution an axis."""
         return self._distributions
 
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
         """All axes, always."""
         del study, trial
         return self._distributions
@@ -81,7 +83,9 @@ class LegalSampler(BaseSampler):  # type: ignore[misc]
         """Never called: every axis is relative."""
         raise KeyError(f"{param_name!r} is no axis of {self._space.family.name}")
 
-    def _next(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> Any:
+    def _next(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> Any:
         while self._starts:
             config = self._starts.popleft()
             if config not in self._seen:
@@ -114,7 +118,9 @@ class LegalSampler(BaseSampler):  # type: ignore[misc]
     def _by_prior(self) -> Iterator[Any]:
         """Configurations in the prior's order, the joint choice of tile and warpgroups varied first."""
         size = len(self._space)
-        indices = np.arange(size) if size <= RANKED else np.sort(self._rng.choice(size, RANKED, replace=False))
+        indices = (
+            np.arange(size) if size <= RANKED else np.sort(self._rng.choice(size, RANKED, replace=False))
+        )
         order = indices[np.argsort(predicted_us(self._space, indices), kind="stable")]
         axes = list(self._space.axes)[:_VARIED]
         for depth in (1, 2, 4, 8):

@@ -168,7 +168,9 @@ class Search:
         if fault and (before := self._last.pop(driver.gpu.index, None)):
             # What a broken process measured just before its end is measured again.
             self._on_the_way += 1
-            driver.jobs.put(Job(tag=_Attempt(before.tag.config, None, before.tag.compiled), program=before.program))
+            driver.jobs.put(
+                Job(tag=_Attempt(before.tag.config, None, before.tag.compiled), program=before.program)
+            )
         if record.median_us is not None:
             self._last[driver.gpu.index] = job
             for other in self._drivers:

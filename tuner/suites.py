@@ -38,7 +38,9 @@ def read_suite(path: str | Path) -> list[Entry]:
 def _entry(path: str | Path, number: int, table: dict[str, Any]) -> Entry:
     kernel, tags = table.pop("kernel", None), table.pop("tags", [])
     if not isinstance(kernel, str) or not isinstance(tags, list):
-        raise UsageError(f"problem {number} of {path} needs kernel= (and tags= is a list)", fix='write kernel = "matmul"')
+        raise UsageError(
+            f"problem {number} of {path} needs kernel= (and tags= is a list)", fix='write kernel = "matmul"'
+        )
     try:
         return Entry(kernel, problem_class(kernel).from_dict(table), tuple(map(str, tags)))
     except UsageError as error:

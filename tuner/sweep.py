@@ -68,7 +68,9 @@ def run_sweep(
         for gpu in gpus:
             stack.enter_context(exclusive(gpu, wait=options.wait))
             if others := foreign_processes(gpu):
-                progress.notes.append(f"other processes use GPU {gpu.index}: pid {', '.join(map(str, others))}")
+                progress.notes.append(
+                    f"other processes use GPU {gpu.index}: pid {', '.join(map(str, others))}"
+                )
         recorder.versions = {"project": __version__, "driver": driver_version()}
         with _unsaved_told(recorder):
             return _timed_sweep(recorder, gpus, options, listener, stack)

@@ -16,7 +16,9 @@ def poisoned(buffer: jax.Array, expected: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def worst_error(out: jax.Array, expected: jax.Array, tolerance: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+def worst_error(
+    out: jax.Array, expected: jax.Array, tolerance: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
     """The largest |out - expected| as a multiple of what is allowed, and how many elements exceed it.
 
     What is allowed is `tolerance` plus one unit in the last place of `out`; without a tolerance,

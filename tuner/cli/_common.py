@@ -23,7 +23,9 @@ def kernel_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--json`: one object on stdout, nothing else."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(
+        function
+    )
 
 
 def db_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,7 +36,9 @@ def db_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def target_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--arch` and `--device`."""
-    function = click.option("--device", metavar="NAME", help='A known device, such as "NVIDIA H100 PCIe".')(function)
+    function = click.option("--device", metavar="NAME", help='A known device, such as "NVIDIA H100 PCIe".')(
+        function
+    )
     text = "An architecture (sm_90): stands for its reference device."
     return click.option("--arch", metavar="ARCH", help=text)(function)
 
@@ -88,7 +92,9 @@ def target_from(arch: str | None, device: str | None) -> "Target":
     try:
         return gpus()[0].target
     except NoGpuError as error:
-        raise UsageError("no GPU here, and no --arch or --device", fix="add --arch sm_90, for example") from error
+        raise UsageError(
+            "no GPU here, and no --arch or --device", fix="add --arch sm_90, for example"
+        ) from error
 
 
 def print_json(answer: Mapping[str, Any]) -> None:

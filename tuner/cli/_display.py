@@ -2,7 +2,6 @@
 
 import time
 
-
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -51,7 +50,10 @@ class Display:
         parts: list[RenderableType] = [bar]
         if progress.best_config is not None:
             parts.append(Text(f"best  {config_text(progress.best_config)}", style="green", overflow="fold"))
-        parts += [Text(f"{count:>4} x {why}", style="red") for why, count in progress.reasons.most_common(_FAILURES_SHOWN)]
+        parts += [
+            Text(f"{count:>4} x {why}", style="red")
+            for why, count in progress.reasons.most_common(_FAILURES_SHOWN)
+        ]
         parts += [Text(f"note  {note}", style="yellow") for note in progress.notes]
         return Group(*parts)
 
@@ -67,7 +69,10 @@ class Display:
 def _headline(progress: Progress) -> Text:
     done = progress.timed if progress.method else progress.compiled
     what = "timed" if progress.method else "compiled"
-    parts = [f"{progress.phase}: {done} {what} of {progress.legal:,} legal", f"{progress.configs_per_s:.1f}/s"]
+    parts = [
+        f"{progress.phase}: {done} {what} of {progress.legal:,} legal",
+        f"{progress.configs_per_s:.1f}/s",
+    ]
     if progress.skipped:
         parts.append(f"{progress.skipped} known")
     if progress.best_us is not None:
@@ -85,7 +90,9 @@ def summary(outcome: Outcome, database: str, *, rows: int = 10) -> RenderableTyp
     if outcome.final is not None:
         parts.append(_final_table(outcome))
     parts += [Text(line) for line in _closing_lines(outcome, database)]
-    parts += [Text(f"{count} x {why}", style="red") for why, count in progress.reasons.most_common(_FAILURES_SHOWN)]
+    parts += [
+        Text(f"{count} x {why}", style="red") for why, count in progress.reasons.most_common(_FAILURES_SHOWN)
+    ]
     parts += [Text(f"note: {note}", style="yellow") for note in progress.notes]
     return Group(*parts)
 
@@ -108,7 +115,13 @@ def _final_table(outcome: Outcome) -> Table:
     final = outcome.final
     assert final is not None
     table = Table(title=f"paired final, {final.rounds} shuffled rounds", title_justify="left")
-    for name, justify in (("", "left"), ("us", "right"), ("ratio", "right"), ("95 %", "right"), ("configuration", "left")):
+    for name, justify in (
+        ("", "left"),
+        ("us", "right"),
+        ("ratio", "right"),
+        ("95 %", "right"),
+        ("configuration", "left"),
+    ):
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     order = sorted(range(len(final.members)), key=lambda i: -(final.members[i].ratio or 0.0))
     for i in order:
@@ -117,7 +130,9 @@ def _final_table(outcome: Outcome) -> Table:
         role = member.role if member.role != "candidate" else ""
         told = "" if member.config is None else config_text(member.config)
         interval = f"{member.ratio_low:.4f}-{member.ratio_high:.4f}"
-        table.add_row(f"{mark} {role}".strip(), f"{member.median_us:.1f}", f"{member.ratio:.4f}", interval, told)
+        table.add_row(
+            f"{mark} {role}".strip(), f"{member.median_us:.1f}", f"{member.ratio:.4f}", interval, told
+        )
     return table
 
 
@@ -127,12 +142,11 @@ def _closing_lines(outcome: Outcome, database: str) -> list[str]:
     done = progress.compiled if outcome.predicted else progress.timed
     every = ", the whole space" if outcome.complete else ""
     lines = [
-        f"{done} {what} of {progress.legal:,} legal{every}, {progress.failed} failed, {progress.skipped} known before; "
-        f"{progress.configs_per_s:.1f} a second, {outcome.seconds:.1f} s in all"
+        f"{done} {what} of {progress.legal:,} legal{every}, {progress.failed} failed",
+        f"{progress.skipped} known before",
+        f"{progress.configs_per_s:.1f} a second, {outcome.seconds:.1f} s in all",
     ]
     if progress.baseline_us is not None:
         lines.append(f"baseline {progress.baseline_us:.1f} us ({progress.baseline_algorithm})")
     lines.append(f"recorded in {database}")
     return lines
-
-

@@ -4,7 +4,16 @@ import warnings
 
 import click
 
-from ._common import config_text, db_option, json_option, kernel_arguments, print_json, problem_from, target_from, target_options
+from ._common import (
+    config_text,
+    db_option,
+    json_option,
+    kernel_arguments,
+    print_json,
+    problem_from,
+    target_from,
+    target_options,
+)
 
 
 @click.command("best", short_help="Print the best known configuration of a problem.")

@@ -51,7 +51,9 @@ def _gpu() -> dict[str, Any]:
 
     try:
         found = gpus()
-        told = ", ".join(f"{g.index}: {g.target.device_kind} ({g.target.arch}, {g.target.sm_count} SMs)" for g in found)
+        told = ", ".join(
+            f"{g.index}: {g.target.device_kind} ({g.target.arch}, {g.target.sm_count} SMs)" for g in found
+        )
         return _check("gpu", True, f"{told}, driver {driver_version()}", needed=False)
     except NoGpuError as error:
         return _check("gpu", False, error.message, NO_GPU_FIX, needed=False)
@@ -63,7 +65,7 @@ def _cuda_plugin() -> dict[str, Any]:
             return _check("cuda plugin", True, f"{package} {version(package)}", needed=False)
         except PackageNotFoundError:
             continue
-    fix = "pip install mosaic-tuner[cuda13], or mosaic-tuner[deviceless] without a GPU, in an environment of its own"
+    fix = "install mosaic-tuner[cuda13]; without a GPU, [deviceless] in an environment of its own"
     return _check("cuda plugin", False, "not installed", fix, needed=False)
 
 

@@ -2,7 +2,15 @@
 
 import click
 
-from ._common import config_text, json_option, kernel_arguments, print_json, problem_from, target_from, target_options
+from ._common import (
+    config_text,
+    json_option,
+    kernel_arguments,
+    print_json,
+    problem_from,
+    target_from,
+    target_options,
+)
 
 
 @click.command("explain", short_help="Say why a configuration is legal or not.")
@@ -11,7 +19,12 @@ from ._common import config_text, json_option, kernel_arguments, print_json, pro
 @click.option("--config", "config_fields", required=True, metavar="name=value,...", help="The configuration.")
 @json_option
 def command(
-    kernel: str, fields: tuple[str, ...], arch: str | None, device: str | None, config_fields: str, as_json: bool
+    kernel: str,
+    fields: tuple[str, ...],
+    arch: str | None,
+    device: str | None,
+    config_fields: str,
+    as_json: bool,
 ) -> int:
     """Say why a configuration is legal or not; fields left out take their defaults. Exit 1 if illegal.
 
@@ -29,7 +42,8 @@ def command(
     if as_json:
         print_json(explanation.to_dict())
         return 0 if explanation.legal else 1
-    click.echo(f"{config_text(config)}\nis {'legal' if explanation.legal else 'illegal'} for {problem} on {target.device_kind}")
+    verdict = "legal" if explanation.legal else "illegal"
+    click.echo(f"{config_text(config)}\nis {verdict} for {problem} on {target.device_kind}")
     for violation in explanation.violations:
         click.echo(f"  {violation.rule}: {violation.message}")
     for name, value in explanation.derived.items():

@@ -1,6 +1,7 @@
 """`tuner export`: the records in another format, on standard output or in a file."""
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -28,6 +29,6 @@ def command(format_name: str, file: str | None, db: str | None) -> int:
         if file is None:
             FORMATS[format_name](store, sys.stdout)
         else:
-            with open(file, "w", newline="") as stream:
+            with Path(file).open("w", newline="") as stream:
                 FORMATS[format_name](store, stream)
     return 0

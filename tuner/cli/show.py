@@ -30,7 +30,9 @@ def command(
             print_json({"bests": [b.to_dict() for b in bests]})
         for best in () if as_json else bests:
             ratio = "" if best.ratio is None else f"  {best.ratio:.3f}"
-            click.echo(f"{best.time_us:>12.2f} us{ratio}  {best.problem}  {best.device.device_kind}  {best.rung}")
+            click.echo(
+                f"{best.time_us:>12.2f} us{ratio}  {best.problem}  {best.device.device_kind}  {best.rung}"
+            )
         return 0
     problem = problem_from(kernel, fields)
     with Store.open(db, create=False, read_only=True) as store:

@@ -4,7 +4,15 @@ from typing import Any
 
 import click
 
-from ._common import config_text, json_option, kernel_arguments, print_json, problem_from, target_from, target_options
+from ._common import (
+    config_text,
+    json_option,
+    kernel_arguments,
+    print_json,
+    problem_from,
+    target_from,
+    target_options,
+)
 
 
 @click.command("space", short_help="Count or list the legal configurations of a problem.")
@@ -14,7 +22,13 @@ from ._common import config_text, json_option, kernel_arguments, print_json, pro
 @click.option("--csv", "as_csv", is_flag=True, help="Print every configuration as CSV.")
 @json_option
 def command(
-    kernel: str, fields: tuple[str, ...], arch: str | None, device: str | None, as_list: bool, as_csv: bool, as_json: bool
+    kernel: str,
+    fields: tuple[str, ...],
+    arch: str | None,
+    device: str | None,
+    as_list: bool,
+    as_csv: bool,
+    as_json: bool,
 ) -> int:
     """Count the legal configurations of a problem, and what each rule removed.
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._common import db_option, json_option, kernel_arguments, print_json, problem_from, target_from
+from ._common import db_option, json_option, print_json, problem_from, target_from
 from ._duration import DURATION
 
 if TYPE_CHECKING:
@@ -16,19 +16,29 @@ if TYPE_CHECKING:
 @click.command("sweep", short_help="Search the legal configurations of a problem on a GPU.")
 @click.argument("kernel", required=False)
 @click.argument("fields", nargs=-1, metavar="key=value...")
-@click.option("--problems", type=click.Path(exists=True, dir_okay=False), help="A TOML file of [[problem]] tables.")
-@click.option("--arch", metavar="ARCH", help="With --deviceless, what to compile for; else what the GPU must be.")
+@click.option(
+    "--problems", type=click.Path(exists=True, dir_okay=False), help="A TOML file of [[problem]] tables."
+)
+@click.option(
+    "--arch", metavar="ARCH", help="With --deviceless, what to compile for; else what the GPU must be."
+)
 @click.option("--device", metavar="NAME", help="With --deviceless, the known device to compile for.")
 @click.option("--budget", type=DURATION, help="Time for the whole sweep: 90s, 2m, 1h.")
-@click.option("--trials", type=click.IntRange(min=1), help="Configurations to time (deviceless: compile) in this run.")
+@click.option(
+    "--trials", type=click.IntRange(min=1), help="Configurations to time (deviceless: compile) in this run."
+)
 @click.option("--effort", type=click.Choice(["quick", "normal", "full"]), default="normal", show_default=True)
 @click.option("--fresh", is_flag=True, help="Start from nothing instead of the records of the problem.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--gpus", metavar="0,1", help="GPUs to use, all of one kind; the first one by default.")
 @click.option("--wait", is_flag=True, help="Wait for a GPU that another sweep holds.")
-@click.option("--run-timeout", type=DURATION, default="10s", show_default=True, help="Longest a kernel may run.")
+@click.option(
+    "--run-timeout", type=DURATION, default="10s", show_default=True, help="Longest a kernel may run."
+)
 @click.option("--deviceless", is_flag=True, help="Compile and rank without a GPU; nothing is timed.")
-@click.option("--svg", type=click.Path(dir_okay=False, writable=True), help="Save the closing display as SVG.")
+@click.option(
+    "--svg", type=click.Path(dir_okay=False, writable=True), help="Save the closing display as SVG."
+)
 @db_option
 @json_option
 def command(
@@ -61,7 +71,13 @@ def command(
 
     wanted = _problems(kernel, fields, problems)
     options = Options(
-        budget_s=budget, trials=trials, effort=effort, fresh=fresh, seed=seed, wait=wait, run_timeout_s=run_timeout
+        budget_s=budget,
+        trials=trials,
+        effort=effort,
+        fresh=fresh,
+        seed=seed,
+        wait=wait,
+        run_timeout_s=run_timeout,
     )
     runner = _Runner(options, db, arch, device, gpus, deviceless=deviceless, svg=svg, as_json=as_json)
     answers = [runner.run(name, problem) for name, problem in wanted]

@@ -37,4 +37,4 @@ def _one_ns(run: Callable[[], Any]) -> int:
                     ends.append(event.start_ns + event.duration_ns)
     if not starts:
         raise RuntimeError("the trace shows no device activity; another tool may hold CUPTI")
-    return round(max(ends) - min(starts))
+    return int(max(ends) - min(starts))

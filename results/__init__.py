@@ -1,0 +1,1 @@
+"""What is known: records of measurements, and the database that keeps them."""
