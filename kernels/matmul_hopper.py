@@ -28,7 +28,12 @@ def build(problem: MatmulProblem, config: space.TuningConfig, target: Target) ->
 
     Values the rules call illegal are not checked here: what they do is what JAX does with them.
     """
-    plan = space.plan(problem, config, target)
+    return from_plan(space.plan(problem, config, target))
+
+
+def from_plan(plan: space.Plan) -> Callable[..., jax.Array]:
+    """The kernel of a plan; tests plant faults in one to see them caught."""
+    problem = plan.problem
     kernel: Callable[..., jax.Array] = plgpu.kernel(
         functools.partial(_body, plan=plan),
         out_type=jax.ShapeDtypeStruct((problem.m, problem.n), jnp.dtype(problem.out_dtype)),
@@ -123,7 +128,7 @@ def _load_tiles(
     cluster = plan.config.cluster_dimension
     tile_k = plan.config.tile_k
 
-    @plgpu.nd_loop((plan.grid_m * plan.grid_n,), collective_axes="clusters")
+    @plgpu.nd_loop((plan.tiles,), collective_axes="clusters")
     def _tile(loop: plgpu.NDLoopInfo) -> None:
         rows, columns = _tile_slices(plan, loop.index[0])
 
@@ -166,7 +171,7 @@ def _multiply_tiles(
     own_rows = pl.ds(warpgroup * c.tile_m, c.tile_m) if along_m else pl.ds(0, c.tile_m)
     own_columns = pl.ds(0, c.tile_n) if along_m else pl.ds(warpgroup * c.tile_n, c.tile_n)
 
-    @plgpu.nd_loop((plan.grid_m * plan.grid_n,), collective_axes="clusters")
+    @plgpu.nd_loop((plan.tiles,), collective_axes="clusters")
     def _tile(loop: plgpu.NDLoopInfo) -> None:
         rows, columns = _tile_slices(plan, loop.index[0])
         first = loop.local_index * plan.k_steps

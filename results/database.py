@@ -97,7 +97,11 @@ def sqlite_engine(path: Path, mode: str) -> sqlalchemy.Engine:
         # In WAL mode a killed process loses nothing it committed: the kernel has the pages. Only a power
         # failure can cost the last records, which can be measured again; the file stays sound. FULL would
         # add a disk flush to every record.
-        connection.execute("PRAGMA synchronous=NORMAL")
+        try:
+            connection.execute("PRAGMA synchronous=NORMAL")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     engine = sqlalchemy.create_engine("sqlite://", creator=connect, poolclass=sqlalchemy.QueuePool)

@@ -45,8 +45,9 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     "row_pitch_bytes": lambda n, itemsize: n * itemsize,
     "tile_bytes": lambda tile_m, tile_n, itemsize: tile_m * tile_n * itemsize,
     "tile_row_bytes": lambda tile_n, itemsize: tile_n * itemsize,
-    # Whole rows are one run of memory: no box, no tensor map.
-    "contiguous": lambda tile_n, n: tile_n == n,
+    # Whole rows, or part of one, are one run of memory: no box, no tensor map (JAX launch_context.py,
+    # is_simple_contiguous_copy).
+    "contiguous": lambda tile_m, tile_n, n: (tile_n == n) | (tile_m == 1),
     "grid_m": lambda m, tile_m: ceil_div(m, tile_m),
     "grid_n": lambda n, tile_n: ceil_div(n, tile_n),
     "tiles": lambda grid_m, grid_n: grid_m * grid_n,
@@ -108,7 +109,7 @@ RULES: tuple[Rule, ...] = (
             ((tile_m <= MAX_BOX_ELEMENTS) & (tile_n <= MAX_BOX_ELEMENTS)) | (contiguous > 0)
         ),
         "a tile of {tile_m} x {tile_n}",
-        "use tiles of at most 256 x 256, or whole rows (tile_n = n)",
+        "use tiles of at most 256 x 256, whole rows (tile_n = n), or part of one row (tile_m = 1)",
     ),
     Rule(
         id="pipeline.steps",
@@ -219,13 +220,10 @@ def axes(problem: CopyProblem, target: Target) -> tuple[Axis, ...]:
     """Every value a rule could accept; tiles are the divisors of the array's own sizes."""
     itemsize = itemsize_bytes(problem.dtype)
     limit = target.smem_optin_bytes
-    columns = {d for d in _divisors(problem.n, limit // itemsize) if d <= MAX_BOX_ELEMENTS}
-    if problem.n * itemsize < limit:
-        columns.add(problem.n)
     steps = tuple(range(1, min(MAX_BARRIERS_PER_GROUP, limit // COPY_BYTES) + 1))
     return (
         Axis("tile_m", _divisors(problem.m, limit // TMA_ALIGNMENT_BYTES)),
-        Axis("tile_n", tuple(sorted(columns)) or (1,)),
+        Axis("tile_n", _divisors(problem.n, limit // itemsize)),
         Axis("max_concurrent_steps", steps),
         Axis("grid_schedule", ("persistent", "hardware")),
         Axis("delay_release", (0, *steps[:-1])),

@@ -276,6 +276,7 @@ class Plan:
     cta_tile_m: int
     cta_tile_n: int
     cluster_size: int
+    tiles: int
     grid: int
     grid_m: int
     grid_n: int
@@ -294,6 +295,7 @@ _PLANNED = (
     "cta_tile_m",
     "cta_tile_n",
     "cluster_size",
+    "tiles",
     "grid",
     "grid_m",
     "grid_n",

@@ -22,10 +22,11 @@ _LOAD_LATENCY_CLOCKS = 550
 _TILE_OVERHEAD_CLOCKS = 600
 # CUDA: 2048 threads an SM; a copy's block is one warpgroup.
 MAX_BLOCKS_PER_SM = 2048 // WARPGROUP_THREADS
-# Measured on an H200: what one copy, and one row of its box, cost an SM's copy engine.
-_CLOCKS_PER_COPY = 60
-_CLOCKS_PER_ROW = 15
-_CLOCKS_PER_BLOCK = 1000
+# Measured on an H200: what one copy, one step of a block, one row of a box and one block cost an SM.
+_CLOCKS_PER_COPY = 140
+_CLOCKS_PER_STEP = 320
+_CLOCKS_PER_ROW = 10
+_CLOCKS_PER_BLOCK = 300
 # ptxas spills above this many accumulators a thread (232 registers), and then serialises WGMMA (C7511).
 _SPILL_REGISTERS = 192
 _SPILL_FACTOR = 4.0
@@ -115,10 +116,11 @@ def copy_us(
     rate = per_sm * np.minimum(1.0, in_flight / (per_sm * latency_s))
     # Measured on an H200: DRAM likes few bytes in flight over a compact run of tiles.
     rate = rate / (1.0 + 0.01 * np.log2(np.maximum(in_flight / (per_sm * latency_s), 1.0)))
-    rate = rate * np.where(persistent, 0.97, 1.0) * np.where(grid_minor_dim == "M", 0.98, 1.0)
+    rate = rate * np.where(persistent, 0.96, 1.0) * np.where(grid_minor_dim == "M", 0.98, 1.0)
     per_sm_bytes = problem.bytes / 2 / target.sm_count
     # A tensor map moves a tile row by row; whole rows go as one run.
-    clocks = per_sm_bytes / tile_bytes * _CLOCKS_PER_COPY
+    copies = per_sm_bytes / tile_bytes
+    clocks = copies * np.maximum(_CLOCKS_PER_COPY, _CLOCKS_PER_STEP / resident)
     clocks = clocks + np.where(contiguous > 0, 0.0, per_sm_bytes / tile_row_bytes * _CLOCKS_PER_ROW)
     blocks = np.where(persistent, 0.0, per_sm_bytes / (tile_bytes * steps) / resident * _CLOCKS_PER_BLOCK)
     return (np.maximum(per_sm_bytes / rate, clocks / clock_hz) + blocks / clock_hz) * 1e6

@@ -5,9 +5,10 @@ Axes no rule reads, and the one axis bounded by a limit column, stay factored: a
 row of the joined table and to a position in the factored tail.
 """
 
+import bisect
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -165,28 +166,66 @@ class LegalSpace:
                 )
 
     @functools.cached_property
-    def _rows(self) -> dict[tuple[Any, ...], int]:
-        columns = [column.tolist() for column in self._table.values()]
-        return {row: i for i, row in enumerate(zip(*columns, strict=True))}
+    def _codes(self) -> dict[str, np.ndarray]:
+        """Each joined column as positions in its axis; the table is sorted by them, first axis first."""
+        codes = {}
+        for axis in self._joined:
+            order = np.argsort(axis.column)
+            codes[axis.name] = order[np.searchsorted(axis.column, self._table[axis.name], sorter=order)]
+        return codes
+
+    def legal_values(self, name: str) -> tuple[Value, ...]:
+        """The values of one axis that some legal configuration has, in the axis's order."""
+        axis = self.axes[name]
+        if name in self._codes:
+            return tuple(axis.values[code] for code in np.unique(self._codes[name]))
+        if axis is self._limited:
+            return axis.values[: int(self._widths.max(initial=0))]
+        return axis.values
+
+    def _descend(self, choose: Callable[[Axis, np.ndarray], int]) -> int:
+        """The row reached by choosing, axis by axis, one of the positions legal after the choices before."""
+        low, high = 0, len(self._widths)
+        for axis in self._joined:
+            codes = self._codes[axis.name][low:high]
+            bounds = np.searchsorted(codes, np.arange(len(axis.values) + 1))
+            code = choose(axis, np.flatnonzero(np.diff(bounds)))
+            low, high = low + int(bounds[code]), low + int(bounds[code + 1])
+        return low
 
     def index(self, config: Any) -> int | None:
         """The index of a configuration, or None when it is not in the space."""
-        fields = {k: "" if v is None else v for k, v in dataclasses.asdict(config).items()}
-        row = self._rows.get(tuple(fields[name] for name in self._table))
-        if row is None:
+        snapped = self.snap(config)
+        return snapped if snapped is not None and self.config(snapped) == config else None
+
+    def snap(self, config: Any) -> int | None:
+        """The index of a legal configuration near `config`; None only where the space is empty.
+
+        Axis by axis, in their order, the value is kept where one is legal with it, else the closest taken.
+        """
+        if not len(self):
             return None
+        fields = dataclasses.asdict(config)
+
+        def closest(axis: Axis, legal: np.ndarray) -> int:
+            return int(legal[np.argmin(np.abs(legal - self._position(axis, fields[axis.name])))])
+
+        row = self._descend(closest)
         position = 0
         for axis in self._free:
-            if fields[axis.name] not in axis.column:
-                return None
-            position = position * len(axis.values) + int(np.flatnonzero(axis.column == fields[axis.name])[0])
+            position = position * len(axis.values) + closest(axis, np.arange(len(axis.values)))
         if self._limited is not None:
             width = int(self._widths[row])
-            if fields[self._limited.name] not in self._tail[:width]:
-                return None
             within = int(np.searchsorted(self._tail, fields[self._limited.name]))
-            position = position * width + within
+            position = position * width + min(max(within, 0), width - 1)
         return int(self._offsets[row]) + position
+
+    @staticmethod
+    def _position(axis: Axis, value: Value) -> int:
+        """Where `value` stands in its axis, or would."""
+        if value in axis.values:
+            return axis.values.index(value)
+        return bisect.bisect(axis.values, value) if isinstance(value, int) else 0  # type: ignore[type-var]
 
     def __contains__(self, config: object) -> bool:
         return isinstance(config, self.family.config_class) and self.index(config) is not None
@@ -197,6 +236,14 @@ class LegalSpace:
         size = len(self)
         drawn = rng.permutation(size) if n * 2 >= size else rng.choice(size, size=n, replace=False)
         return [self.config(int(i)) for i in drawn[:n]]
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """The index of one configuration drawn axis by axis, legal values equally likely.
+
+        Unlike `sample`, it gives a rare value of an axis its share.
+        """
+        row = self._descend(lambda axis, legal: int(rng.choice(legal)))
+        return int(rng.integers(self._offsets[row], self._offsets[row + 1]))
 
     def to_dataframe(self) -> "pd.DataFrame":
         """Every configuration as a row, one column a field."""

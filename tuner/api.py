@@ -96,7 +96,7 @@ class TuningResult:
         )
 
     def __enter__(self) -> Self:
-        self._overlay = overlay({(self.outcome.progress.problem.key, self._device.key): self.best})
+        self._overlay = overlay(self.outcome.progress.problem, self._device, self.best)
         self._overlay.__enter__()
         return self
 

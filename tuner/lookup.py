@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from tuner.search_spaces.architecture import DEVICES, Target, device_target, ref
 from tuner.search_spaces.errors import ConfigNotFoundError, UsageError
 from tuner.search_spaces.family import KernelFamily, family_for
 from tuner.search_spaces.problem import Problem
+from tuner.search_spaces.rule import violations
 from tuner.search_spaces.space import LegalSpace
 
 OnMiss = Literal["nearest", "predict", "error"]
@@ -45,15 +46,19 @@ class BestConfig:
         return {**dataclasses.asdict(self), "config": dataclasses.asdict(self.config)}
 
 
-_overlays: contextvars.ContextVar[tuple[Mapping[tuple[str, str], Any], ...]] = contextvars.ContextVar(
+# Nearest problems whose best is tried on the one asked for.
+_NEAREST = 64
+
+# Problem, device and pinned configuration, the innermost block first.
+_overlays: contextvars.ContextVar[tuple[tuple[Problem, DeviceIdentity, Any], ...]] = contextvars.ContextVar(
     "mosaic_tuner_overlays", default=()
 )
 
 
 @contextlib.contextmanager
-def overlay(configs: Mapping[tuple[str, str], Any]) -> Iterator[None]:
-    """Inside the block, `(problem key, device key) -> configuration` answers before everything else."""
-    token = _overlays.set((configs, *_overlays.get()))
+def overlay(problem: Problem, device: DeviceIdentity, config: Any) -> Iterator[None]:
+    """Inside the block, `config` answers for the problem on the device before everything else."""
+    token = _overlays.set(((problem, device, config), *_overlays.get()))
     try:
         yield
     finally:
@@ -88,8 +93,8 @@ def best_config(
         raise UsageError(f"on_miss={on_miss!r} is unknown", fix="choose from nearest, predict, error")
     target = resolve_target(device)
     identity = DeviceIdentity.from_target(target)
-    for layer in _overlays.get():
-        if (config := layer.get((problem.key, identity.key))) is not None:
+    for pinned_problem, pinned_device, config in _overlays.get():
+        if pinned_problem == problem and pinned_device.matches(identity):
             return BestConfig(
                 config, "overlay", None, None, target.device_kind, "pinned by the surrounding block"
             )
@@ -108,7 +113,7 @@ _lock = threading.Lock()
 def _stamp(url: str) -> tuple[Any, ...]:
     """Changes whenever the database does, so that answers in memory are never stale."""
     path = parsed(url).database or ""
-    stamps = []
+    stamps: list[tuple[int, int]] = []
     for name in (path, f"{path}-wal"):
         with contextlib.suppress(OSError):
             status = Path(name).stat()
@@ -120,25 +125,24 @@ def _search_layers(
     problem: Problem, target: Target, identity: DeviceIdentity, on_miss: OnMiss, url: str, kernel: str
 ) -> BestConfig:
     family = family_for(problem, target, kernel)
-    space = LegalSpace(family, problem, target)
-    space.require_any()
     layers: dict[Source, list[Best]] = {
         "measured": _recorded(url, family, identity),
         "shipped": _shipped(target, family, identity),
     }
     refused: list[str] = []
     for source, bests in layers.items():
-        for best in bests:
-            if best.problem == problem and (config := _servable(best, family, space, refused)) is not None:
+        exact = [b for b in bests if b.problem == problem]
+        for best in sorted(exact, key=lambda b: (b.rung == "final", b.utc), reverse=True):
+            if (config := _servable(best, family, problem, target, refused)) is not None:
                 return _answer(config, best, source, target, f"recorded {best.utc[:10]} by {best.method}")
-    candidates = [b for bests in layers.values() for b in bests]
-    near = nearest(problem, candidates, 64)
-    if on_miss != "error":
-        for distance, best in near:
-            if (config := _servable(best, family, space, refused)) is not None:
-                why = f"nearest recorded problem {best.problem}, distance {distance:.2f} in log2 sizes"
-                _warn_once(f"no record of {problem} on {target.device_kind}: using the {why}")
-                return _answer(config, best, "nearest", target, why)
+    near = nearest(problem, [b for bests in layers.values() for b in bests], _NEAREST)
+    for distance, best in near if on_miss != "error" else ():
+        if (config := _servable(best, family, problem, target, refused)) is not None:
+            why = f"nearest recorded problem {best.problem}, distance {distance:.2f} in log2 sizes"
+            _warn_once(f"no record of {problem} on {target.device_kind}: using the {why}")
+            return _answer(config, best, "nearest", target, why)
+    space = LegalSpace(family, problem, target)
+    space.require_any()
     if on_miss == "predict":
         return _predicted(space, target)
     told = ", ".join(str(best.problem) for _, best in near[:3]) or "none of this kind"
@@ -162,7 +166,9 @@ def _shipped(target: Target, family: KernelFamily, identity: DeviceIdentity) -> 
     return [b for b in shipped(target.device_kind) if b.family == family.name and b.device.matches(identity)]
 
 
-def _servable(best: Best, family: KernelFamily, space: LegalSpace, refused: list[str]) -> Any | None:
+def _servable(
+    best: Best, family: KernelFamily, problem: Problem, target: Target, refused: list[str]
+) -> Any | None:
     """The configuration of a record, unless its REVISION is out or it is not legal here today."""
     if best.revision != family.revision:
         refused.append(f"a record has REVISION {best.revision}, the kernel is at {family.revision}")
@@ -172,8 +178,9 @@ def _servable(best: Best, family: KernelFamily, space: LegalSpace, refused: list
     except UsageError as error:
         refused.append(f"BAD_RECORD {error}")
         return None
-    if config not in space:
-        refused.append(f"a recorded configuration is not legal here: {dataclasses.asdict(config)}")
+    broken = violations(family.rules, family.config_columns(problem, target, config))
+    if broken:
+        refused.append(f"a recorded configuration is not legal here: {broken[0].rule}, {broken[0].message}")
         return None
     return config
 
@@ -251,5 +258,9 @@ def _jax_target() -> Target | None:
     arch = f"sm_{device.compute_capability.replace('.', '')}"
     row = DEVICES.get(device.device_kind) or reference_target(arch)
     return dataclasses.replace(
-        row, device_kind=device.device_kind, sm_count=device.core_count, reference=False
+        row,
+        device_kind=device.device_kind,
+        sm_count=device.core_count,
+        smem_optin_bytes=getattr(device, "shared_memory_per_block_optin", row.smem_optin_bytes),
+        reference=False,
     )

@@ -1,14 +1,16 @@
 """Optuna over a legal space: only legal configurations, none twice, until none is left.
 
-Each axis is one fixed categorical distribution, so a study never meets a dynamic value space. The
-inner sampler (TPE) draws from the box of all axes; a draw that is illegal or seen is thrown away,
-and after a few the next configuration of the prior's own order takes its place.
+Each axis is one fixed categorical distribution over the values that are legal somewhere, so a study
+never meets a dynamic value space. The
+inner sampler (TPE) draws from the box of all axes; a draw is snapped to a legal configuration near it,
+and where those are all seen, the winner of a tournament takes its place: of some legal ones, the
+prior's favourite.
 """
 
 import collections
 import dataclasses
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +21,13 @@ from optuna.trial import FrozenTrial
 
 from tuner.search_spaces.space import LegalSpace
 
-from .prediction import RANKED, predicted_us
+from .prediction import predicted_us
 
-# Draws from the box before the prior's order steps in.
+# Draws from the box before a tournament steps in.
 _DRAWS = 8
-# Share of start-up draws, and of replacements, taken uniformly so that a wrong prior cannot blind the search.
-_UNIFORM_SHARE = 0.15
+# Entrants of a tournament: enough to skip the hopeless, few enough that a wrong prior cannot blind it.
+_ENTRANTS = 12
+_MOST_DRAWS = 10 * _ENTRANTS
 
 
 class SpaceExhausted(Exception):
@@ -32,7 +35,7 @@ class SpaceExhausted(Exception):
 
 
 class LegalSampler(BaseSampler):
-    """Proposes configurations of `space`: `starts` first, then the prior's best, then the inner sampler.
+    """Proposes configurations of `space`: `starts`, then tournaments, then the inner sampler.
 
     startup: told results before the inner sampler takes over.
     """
@@ -53,9 +56,8 @@ class LegalSampler(BaseSampler):
         self._inner = inner or _tpe(seed, startup)
         self._starts = collections.deque(c for c in starts if c in space)
         self._distributions: dict[str, BaseDistribution] = {
-            name: CategoricalDistribution(axis.values) for name, axis in space.axes.items()
+            name: CategoricalDistribution(space.legal_values(name)) for name in space.axes
         }
-        self._ranked = self._by_prior()
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -83,59 +85,42 @@ class LegalSampler(BaseSampler):
         """Never called: every axis is relative."""
         raise KeyError(f"{param_name!r} is no axis of {self._space.family.name}")
 
-    def _next(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> Any:
+    def _next(self, study: optuna.Study, trial: FrozenTrial, space: dict[str, BaseDistribution]) -> Any:
         while self._starts:
             config = self._starts.popleft()
             if config not in self._seen:
                 return config
         for _ in range(_DRAWS):
-            fields = self._inner.sample_relative(study, trial, search_space)
-            if len(fields) < len(search_space):
+            fields = self._inner.sample_relative(study, trial, space)
+            if len(fields) < len(space):
                 break  # the inner sampler's own start-up
-            config = self._space.family.config_class(**fields)
-            if config not in self._seen and config in self._space:
+            near = self._space.snap(self._space.family.config_class(**fields))
+            if near is not None and (config := self._space.config(near)) not in self._seen:
                 return config
-        if self._rng.random() >= _UNIFORM_SHARE:
-            for config in self._ranked:
-                if config not in self._seen:
-                    return config
-        return self._uniform()
+        return self._tournament()
 
-    def _uniform(self) -> Any:
-        size = len(self._space)
-        if len(self._seen) * 2 < size:
-            while True:
-                config = self._space.config(int(self._rng.integers(size)))
-                if config not in self._seen:
-                    return config
+    def _tournament(self) -> Any:
+        """The one the prior likes best of a few unseen configurations drawn at random."""
+        if len(self._seen) * 2 >= len(self._space):
+            return self._remaining()
+        drawn: list[int] = []
+        for _ in range(_MOST_DRAWS):
+            index = self._space.draw(self._rng)
+            if self._space.config(index) not in self._seen:
+                drawn.append(index)
+            if len(drawn) == _ENTRANTS:
+                break
+        if not drawn:
+            return self._remaining()
+        times_us = predicted_us(self._space, np.array(drawn))
+        return self._space.config(drawn[int(np.argmin(times_us))])
+
+    def _remaining(self) -> Any:
+        """A random unseen configuration of a space that is nearly used up."""
         unseen = [i for i, config in enumerate(self._space) if config not in self._seen]
         if not unseen:
             raise SpaceExhausted
         return self._space.config(int(self._rng.choice(unseen)))
-
-    def _by_prior(self) -> Iterator[Any]:
-        """Configurations in the prior's order, the joint choice of tile and warpgroups varied first."""
-        size = len(self._space)
-        indices = (
-            np.arange(size) if size <= RANKED else np.sort(self._rng.choice(size, RANKED, replace=False))
-        )
-        order = indices[np.argsort(predicted_us(self._space, indices), kind="stable")]
-        axes = list(self._space.axes)[:_VARIED]
-        for depth in (1, 2, 4, 8):
-            taken: collections.Counter[tuple[Any, ...]] = collections.Counter()
-            for index in order[: len(order) // 4 + 256]:
-                config = self._space.config(int(index))
-                key = tuple(getattr(config, name) for name in axes)
-                taken[key] += 1
-                if taken[key] <= depth:
-                    yield config
-        yield from (self._space.config(int(i)) for i in order)
-
-
-# Leading axes (tiles, as every family lists them first) whose combinations are spread before others.
-_VARIED = 5
 
 
 def _tpe(seed: int, startup: int) -> TPESampler:

@@ -55,6 +55,7 @@ class Search:
         sampler = LegalSampler(recorder.space, starts=starts, seen=known, seed=options.seed)
         told = [(config, time_us) for config, time_us in known.items() if time_us is not None]
         self._study = new_study(sampler, told)
+        self._distributions = sampler.distributions
         self.compile_function = options.compile_function
         # Called before the first answer is recorded: by then a GPU process has told method and baseline.
         self._opened = opened
@@ -93,12 +94,12 @@ class Search:
     def _ask(self) -> None:
         while not self._exhausted and self._on_the_way < self._wanted():
             try:
-                trial = self._study.ask()
-                fields = trial.relative_params
+                # Named distributions make the study keep what was drawn; without them it would learn nothing.
+                trial = self._study.ask(fixed_distributions=self._distributions)
             except SpaceExhausted:
                 self._exhausted = True
                 return
-            attempt = _Attempt(self.recorder.family.config_class(**fields), trial)
+            attempt = _Attempt(self.recorder.family.config_class(**trial.params), trial)
             self._on_the_way += 1
             self._submit(attempt)
 
