@@ -20,6 +20,7 @@ class NoDatabaseError(DatabaseError):
     """Nothing has been recorded at this place yet."""
 
     code = "NO_DATABASE"
+    exit_code = 3
 
 
 class DiskFullError(DatabaseError):

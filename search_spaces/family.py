@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,14 @@ class Axis:
     """
 
     name: str
-    values: tuple[Value, ...]
+    values: Sequence[Value]
     limit: str = ""
 
     @property
     def column(self) -> np.ndarray:
         """The values as an array; None is spelt "" there."""
+        if isinstance(self.values, range):
+            return np.arange(self.values.start, self.values.stop, self.values.step, dtype=np.int64)
         if self.values and isinstance(self.values[-1], int):
             return np.array(self.values, dtype=np.int64)
         return np.array(["" if v is None else str(v) for v in self.values], dtype=np.str_)
@@ -127,6 +129,8 @@ class KernelFamily:
             name, sign, value = part.partition("=")
             if not sign:
                 raise UsageError(f"{part!r} is not name=value", fix="write --config name=value,name=value")
+            if name in fields:
+                raise UsageError(f"{name} is given twice", fix=f"give {name}= once")
             integral = name in known and "choices" not in known[name].metadata
             if integral:
                 try:
@@ -169,9 +173,10 @@ def named_family(name: str) -> KernelFamily:
         raise UsageError(f"unknown kernel family {name!r}", fix=nearest_name(name, families()))
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever a user's module raises
         raise UsageError(
-            f"kernel {name!r} cannot be imported: {error}", fix="give module:attribute"
+            f"kernel {name!r} cannot be imported: {type(error).__name__} {error}".splitlines()[0],
+            fix="give module:attribute",
         ) from error
     if not isinstance(found, KernelFamily):
         raise UsageError(f"{name!r} is a {type(found).__name__}", fix="name a KernelFamily")

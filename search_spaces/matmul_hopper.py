@@ -342,7 +342,7 @@ def axes(problem: MatmulProblem, target: Target) -> tuple[Axis, ...]:
         Axis("delay_release", (0, 1)),
         Axis("max_concurrent_steps", tuple(range(1, max_steps + 1))),
         Axis("grid_minor_dim", ("M", "N")),
-        Axis("grid_tile_width", tuple(range(1, widest + 1)), limit="grid_minor_extent"),
+        Axis("grid_tile_width", range(1, widest + 1), limit="grid_minor_extent"),
     )
 
 

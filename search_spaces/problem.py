@@ -55,6 +55,10 @@ _ALIASES: Mapping[str, str] = {
 }
 
 
+# JAX indexes with 32-bit integers.
+_MOST = 2**31 - 1
+
+
 def dtype_name(value: object) -> str:
     """The canonical JAX name of a dtype given as a name, an alias, a NumPy dtype or a scalar type."""
     name = (
@@ -81,6 +85,8 @@ def whole_number(name: str, value: object, *, least: int = 1) -> int:
         raise UsageError(
             f"{name}={value} is below {least}", fix=f"give {name} as an integer of at least {least}"
         )
+    if value > _MOST:
+        raise UsageError(f"{name}={value} is above {_MOST}", fix=f"give {name} within JAX's 32-bit indices")
     return int(value)
 
 

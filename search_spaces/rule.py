@@ -122,5 +122,9 @@ class _Template:
         return template.format_map(self)
 
     def __getitem__(self, name: str) -> Any:
-        value = self._columns[name]
-        return value.item() if isinstance(value, np.generic) else value
+        return plain(self._columns[name])
+
+
+def plain(value: Any) -> Any:
+    """A NumPy scalar, of whatever make, as the Python value it is."""
+    return value.item() if isinstance(value, (np.generic, np.ndarray)) else value

@@ -17,10 +17,14 @@ from .architecture import Target
 from .errors import NoLegalConfigError
 from .family import Axis, KernelFamily, Value
 from .problem import Problem
-from .rule import Columns, Rule, Violation, parameters, violations
+from .rule import Columns, Rule, Violation, parameters, plain, violations
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+# Multiples looked at for the nearest size that has a legal configuration.
+_SIZE_STEPS = (8, 16, 32, 64, 128)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -180,8 +184,8 @@ class LegalSpace:
         if name in self._codes:
             return tuple(axis.values[code] for code in np.unique(self._codes[name]))
         if axis is self._limited:
-            return axis.values[: int(self._widths.max(initial=0))]
-        return axis.values
+            return tuple(axis.values[: int(self._widths.max(initial=0))])
+        return tuple(axis.values)
 
     def _descend(self, choose: Callable[[Axis, np.ndarray], int]) -> int:
         """The row reached by choosing, axis by axis, one of the positions legal after the choices before."""
@@ -263,10 +267,9 @@ class LegalSpace:
         derived = {}
         for name in self.family.reported:
             try:
-                value = columns[name]
+                derived[name] = plain(columns[name])
             except ZeroDivisionError:
                 continue
-            derived[name] = value.item() if isinstance(value, np.generic) else value
         repair = None if not broken and canonical else self.nearest(config)
         return Explanation(not broken, broken, canonical and not broken, derived, repair)
 
@@ -331,14 +334,16 @@ class LegalSpace:
         )
 
     def _nearest_size(self) -> str:
-        """The nearest problem that has a legal configuration, one dimension changed at a time."""
+        """The nearest problem that has a legal configuration, one dimension changed."""
+        changes = []
         for name in ("m", "n", "k"):
             size = getattr(self.problem, name, 0)
-            for step in (8, 16, 32, 64, 128):
-                for other in dict.fromkeys((-(-size // step) * step, size // step * step)):
-                    if other < 1 or other == size:
-                        continue
-                    problem = dataclasses.replace(self.problem, **{name: other})  # type: ignore[type-var]
-                    if len(LegalSpace(self.family, problem, self.target)):
-                        return f"the nearest size that has some is {name}={other}"
+            for step in _SIZE_STEPS if size else ():
+                changes += [(name, size, other) for other in (-(-size // step) * step, size // step * step)]
+        changes.sort(key=lambda change: abs(change[2] - change[1]) / change[1])
+        for name, size, other in dict.fromkeys(changes):
+            if 0 < other != size:
+                problem = dataclasses.replace(self.problem, **{name: other})  # type: ignore[type-var]
+                if len(LegalSpace(self.family, problem, self.target)):
+                    return f"the nearest size that has some is {name}={other}"
         return ""

@@ -19,9 +19,10 @@ COPY_BYTES = 128
 # JAX mosaic_gpu/core.py, SwizzleTransform: 16 bytes ("none") is not a swizzle it accepts.
 SWIZZLES_BYTES = (128, 64, 32)
 
-# JAX launch_context.py: element types a tensor map can be encoded for.
+# JAX launch_context.py: element types a tensor map can be encoded for, but 64-bit integers: JAX has those
+# only in its 64-bit mode.
 TMA_DTYPES = (
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32)),
     "float16",
     "bfloat16",
     "float32",

@@ -5,15 +5,19 @@ is the real thing: pipes, deadlines, kills, replacements.
 """
 
 import dataclasses
+import functools
+import importlib
 import json
 import os
 import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tuner.device import Gpu
 from tuner.search_spaces.architecture import device_target
-from tuner.search_spaces.family import Axis, KernelFamily
+from tuner.search_spaces.family import Axis, KernelFamily, named_family
 from tuner.search_spaces.problem import CopyProblem
 from tuner.search_spaces.rule import Rule
 
@@ -21,10 +25,15 @@ PROBLEM = CopyProblem(m=64, n=64, dtype="float32")
 H200 = device_target("NVIDIA H200")
 GPU = Gpu(0, "GPU-stub", H200)
 SIZE = 40
+KERNEL = "tests.stubs:FAMILY"
+ARGUMENTS = (KERNEL, "m=64", "n=64", "dtype=float32")
 
-# index -> what that configuration does; every other one is timed at 100 + index microseconds.
+# index (or * for all) -> what that configuration does; every other one is timed at 100 + index microseconds.
 MISBEHAVING = json.loads(os.environ.get("STUB_MISBEHAVING", "{}"))
 SLEEP_S = float(os.environ.get("STUB_SLEEP_S", "0"))
+# UUID of a GPU that never starts, and a file that means every GPU is gone.
+BROKEN = os.environ.get("STUB_BROKEN")
+LOST = Path(os.environ.get("STUB_LOST", "/nonexistent"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +68,44 @@ FAMILY = KernelFamily(
 )
 
 
+# The same family with more configurations, in another order.
+WIDER = dataclasses.replace(
+    FAMILY,
+    axes=lambda problem, target: (Axis("index", tuple(reversed(range(SIZE + 5)))),),
+    rules=(),
+)
+SLOW_DEFAULT = dataclasses.replace(FAMILY, default_config=lambda problem, target: StubConfig(index=SIZE - 1))
+
+
+def misbehaviour(index: int) -> str | None:
+    found: str | None = MISBEHAVING.get(str(index), MISBEHAVING.get("*"))
+    return found
+
+
+def time_ns(index: int) -> int:
+    return 99_900 if misbehaviour(index) == "hair_faster" else (100 + index) * 1000
+
+
+def install(patch: Callable[[object, str, Any], None] = setattr) -> None:
+    """Makes the sweeps and commands of this process meet the stub GPU, session and compiler."""
+    from tuner.options import Options
+
+    played = functools.partial(Options, workers=2, session=SESSION, compile_function=compile_stub)
+    for module, name, value in (
+        ("tuner.device", "gpus", lambda: [GPU]),
+        ("tuner.sweep", "driver_version", lambda: "580"),
+        ("tuner.sweep", "foreign_processes", lambda gpu: []),
+        ("tuner.options", "Options", played),
+        ("tuner.api", "Options", played),
+    ):
+        patch(importlib.import_module(module), name, value)
+
+
 def compile_stub(task: Any) -> tuple[dict[str, Any], bytes]:
     """Plays the compiler."""
+    named_family(task["family"])
     index = task["config"]["index"]
-    match MISBEHAVING.get(str(index)):
+    match misbehaviour(index):
         case "compile_failure":
             return {"rung": "lowered", "stage": "compile", "reason": "JaxRuntimeError ptxas says no"}, b""
         case "compile_error":
@@ -76,6 +119,9 @@ def compile_stub(task: Any) -> tuple[dict[str, Any], bytes]:
     ).encode()
 
 
+SESSION = "tests.stubs:StubSession"
+
+
 class StubSession:
     """Plays the GPU."""
 
@@ -86,6 +132,8 @@ class StubSession:
         return {"sizes": []}, b""
 
     def open(self, payload: bytes, **request: Any) -> tuple[dict[str, Any], bytes]:
+        if LOST.exists() or os.environ["CUDA_VISIBLE_DEVICES"] == BROKEN:
+            raise RuntimeError("CUDA_ERROR_NO_DEVICE")
         return {
             "device": {"device_kind": H200.device_kind, "sm_count": H200.sm_count},
             "versions": {"jax": "0"},
@@ -97,9 +145,12 @@ class StubSession:
         index = json.loads(payload)
         started()
         time.sleep(SLEEP_S)
-        samples = [(100 + index) * 1000] * 5
-        match MISBEHAVING.get(str(index)):
+        samples = [time_ns(index)] * 5
+        match misbehaviour(index):
             case "crash":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "lose_gpu":
+                LOST.touch()
                 os.kill(os.getpid(), signal.SIGSEGV)
             case "hang":
                 time.sleep(1e6)
@@ -122,7 +173,9 @@ class StubSession:
         self, payload: bytes, *, rounds: int, runs: int, seed: int, started: Any
     ) -> tuple[dict[str, Any], bytes]:
         started()
-        samples = {name: [[(100 + index) * 1000] * runs] * rounds for name, index in self._held.items()}
+        if any(misbehaviour(index) in ("crash", "crash_in_final") for index in self._held.values()):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        samples = {name: [[time_ns(index)] * runs] * rounds for name, index in self._held.items()}
         return {"samples_ns": {**samples, "baseline": [[110_000] * runs] * rounds}}, b""
 
 

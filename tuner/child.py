@@ -6,6 +6,7 @@ never import the caller's `__main__`, die with their parent, and log to a file t
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -42,9 +43,12 @@ class Child:
     """One child process and the pipe to it. Not thread-safe: one thread drives one child."""
 
     def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
-        self._log: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - lives as long as the child
-        root = Path(__file__).resolve().parent.parent
-        path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+        self._log: IO[bytes] = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - lives as long as the child
+        # Appending, so that what is written after a truncation starts at the beginning.
+        fcntl.fcntl(self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND)
+        # What the caller can import, the child can: a kernel may stand beside the caller's script.
+        root = str(Path(__file__).parent.parent)
+        folders = dict.fromkeys(str(Path(folder).absolute()) for folder in (*sys.path, root))
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, str(os.getpid()), *arguments],
             stdin=subprocess.PIPE,
@@ -53,7 +57,7 @@ class Child:
             bufsize=0,
             # A group of its own: Ctrl-C reaches the parent alone, which then ends its children in order.
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(environment or {})},
         )
         self._buffer = bytearray()
 

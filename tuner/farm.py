@@ -10,6 +10,8 @@ from typing import Any
 
 from .child import Child, ChildDied, ChildTimeout
 
+Answer = tuple[dict[str, Any], bytes]
+
 COMPILE_TIMEOUT_S = 60.0
 # JAX keeps every module and executable for the life of a process (mosaic/gpu/core.py, KNOWN_KERNELS).
 TASKS_PER_WORKER = 200
@@ -80,37 +82,45 @@ class Farm(concurrent.futures.Executor):
             thread.start()
 
     def submit(  # type: ignore[override]
-        self, function: Callable[[Any], tuple[dict[str, Any], bytes]], argument: Mapping[str, Any], /
-    ) -> "concurrent.futures.Future[tuple[dict[str, Any], bytes]]":
-        """Queues one call; the future's answer is `(dict, bytes)` and never an exception."""
-        future: concurrent.futures.Future[tuple[dict[str, Any], bytes]] = concurrent.futures.Future()
+        self, function: Callable[[Any], Answer], argument: Mapping[str, Any], /
+    ) -> "concurrent.futures.Future[Answer]":
+        """Queues one call; the future's answer is `(dict, bytes)` and never an exception.
+
+        Raises:
+          RuntimeError: the farm was shut down.
+        """
+        if self._stopping.is_set():
+            raise RuntimeError("the farm was shut down")
+        future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
         self._calls.put((future, f"{function.__module__}:{function.__qualname__}", argument))
         return future
 
     def _drive(self) -> None:
         child: Child | None = None
         calls = 0
-        while (call := self._calls.get()) is not None and not self._stopping.is_set():
+        while (call := self._calls.get()) is not None:
             future, function, argument = call
+            if self._stopping.is_set():
+                future.cancel()
             if not future.set_running_or_notify_cancel():
                 continue
-            if child is None or calls >= TASKS_PER_WORKER:
-                self._end(child)
-                child, calls = self._start(), 0
-            calls += 1
             try:
+                if child is None or calls >= TASKS_PER_WORKER:
+                    self._end(child)
+                    child, calls = None, 0
+                    child = self._start()
+                calls += 1
                 child.send({"function": function, "argument": argument})
                 answer = child.receive(self._timeout_s)
-            except (ChildDied, ChildTimeout) as error:
-                died = isinstance(error, ChildDied)
-                why = f"CRASHED {error}" if died else f"TIMEOUT compiling took over {self._timeout_s:g} s"
-                answer = {"rung": "legal", "stage": "compile", "reason": why}, b""
-                self._end(child)
-                child = None
-            except (OSError, ValueError):
-                if self._stopping.is_set():
-                    break
-                raise
+            except ChildTimeout:
+                answer = _failure(f"TIMEOUT compiling took over {self._timeout_s:g} s")
+            except (ChildDied, OSError, ValueError) as error:
+                answer = _failure(f"CRASHED {error}")
+            else:
+                future.set_result(answer)
+                continue
+            self._end(child)
+            child = None
             future.set_result(answer)
         self._end(child)
 
@@ -125,13 +135,18 @@ class Farm(concurrent.futures.Executor):
             child.kill()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
-        """Kills every worker; what is compiling is dropped."""
+        """Kills every worker; what is compiling is dropped, what waits is cancelled."""
         del cancel_futures
-        self._stopping.set()
-        for _ in self._threads:
-            self._calls.put(None)
+        if not self._stopping.is_set():
+            self._stopping.set()
+            for _ in self._threads:
+                self._calls.put(None)
         for child in list(self._children):
             child.process.kill()
         if wait:
             for thread in self._threads:
                 thread.join(timeout=10)
+
+
+def _failure(reason: str) -> Answer:
+    return {"rung": "legal", "stage": "compile", "reason": reason}, b""

@@ -22,23 +22,25 @@ _DEFAULT = "default"
 def run_final(
     recorder: Recorder, search: Search, farm: Any, driver: GpuDriver, *, rounds: int
 ) -> Final | None:
-    """The best few, the family's default and the baseline, side by side; None when nothing was timed.
+    """The best few, the family's default and the baseline, side by side.
 
-    Raises:
-      MeasurementError: the rounds could not be finished, twice.
+    None when nothing was timed, or when a member broke the GPU process twice: the records stand.
     """
     configs = _members(recorder)
     if not configs:
         return None
     programs = _programs(recorder, search, farm, configs)
-    for attempt in (1, 2):
+    answer: dict[str, Any] | None = None
+    for _ in range(2):
         try:
             answer = driver.final(programs, rounds=rounds, runs=RUNS_PER_ROUND, seed=recorder.seed)
             break
         except (ChildDied, ChildTimeout, MeasurementError) as error:
             driver.close_child()
-            if attempt == 2:
-                raise MeasurementError(f"the final did not finish: {error or 'no answer in time'}") from error
+            told = f"the final did not finish: {error or 'no answer in time'}"
+    if answer is None:
+        recorder.progress.notes.append(told)
+        return None
     final = _verdict(recorder, {name: configs[name] for name in programs}, answer["samples_ns"])
     recorder.store.add_final(final)
     return final
@@ -49,6 +51,9 @@ def _members(recorder: Recorder) -> dict[str, Any]:
     if not ranked:
         return {}
     default = recorder.family.default_config(recorder.problem, recorder.target)
+    if recorder.settled().get(default, 0.0) is None:
+        # It failed: a final with it would fail too.
+        return {str(place): config for place, config in enumerate(ranked, start=1)}
     members = {str(place): config for place, config in enumerate(ranked, start=1) if config != default}
     return {**members, _DEFAULT: default}
 

@@ -7,6 +7,7 @@ import os
 import queue
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ LOAD_TIMEOUT_S = 30.0
 FIRST_RUN_TIMEOUT_S = 10.0
 LEAST_RUN_TIMEOUT_S = 1.0
 RUN_TIMEOUT_FACTOR = 20.0
+# A new process used an H200 2.7 s after a hung one was killed (measured).
+_REOPEN_PAUSE_S = 3.0
 
 
 @contextlib.contextmanager
@@ -33,7 +36,7 @@ def exclusive(gpu: Gpu, *, wait: bool) -> Iterator[None]:
       NoGpuError: another sweep holds it and `wait` is false.
     """
     path = _lock_folder() / f"{gpu.uuid}.lock"
-    with path.open("a+") as lock:
+    with os.fdopen(_shared_file(path), "r+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -43,10 +46,22 @@ def exclusive(gpu: Gpu, *, wait: bool) -> Iterator[None]:
                 f"GPU {gpu.index} ({gpu.target.device_kind}) is held by the sweep with pid {holder}",
                 fix="add --wait to wait for it, or choose another with --gpus",
             ) from None
+        lock.seek(0)
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
         yield
+
+
+def _shared_file(path: Path) -> int:
+    """Opens a file every user may lock; one that is there is not created again (fs.protected_regular)."""
+    try:
+        return os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, 0o666)
+        return descriptor
 
 
 def _lock_folder() -> Path:
@@ -129,26 +144,42 @@ class GpuDriver:
         child.send({"call": "open", **self._opening, "sizes": sizes}, programs)
         answer, _ = child.receive(OPEN_TIMEOUT_S)
         if "error" in answer:
-            raise MeasurementError(f"the GPU process cannot start: {answer['error']}")
+            raise MeasurementError(answer["error"])
         self.opened = self.opened or answer
 
     def _drive(self) -> None:
+        job: Job | None = None
         try:
-            self._open()
-        except (ChildDied, ChildTimeout, MeasurementError) as error:
-            self.failure = (
-                error
-                if isinstance(error, MeasurementError)
-                else MeasurementError(f"the GPU process ended while it started: {error or 'no answer'}")
-            )
+            self._reopen()
             self.ready.set()
-            return
-        self.ready.set()
-        while (job := self.jobs.get()) is not None:
-            self.idle.clear()
-            self._answers.put((job, {"gpu": self.gpu.index, **self._measure(job)}))
-            self.idle.set()
+            while (job := self.jobs.get()) is not None:
+                self.idle.clear()
+                if self._child is None:
+                    self._reopen()
+                self._answers.put((job, {"gpu": self.gpu.index, **self._measure(job)}))
+                self.idle.set()
+        except MeasurementError as error:
+            # The job says nothing about its configuration: whoever finds the failure moves it elsewhere.
+            self.failure = error
+            if job is not None:
+                self.jobs.put(job)
         self.close_child()
+        self.ready.set()
+        self.idle.set()
+
+    def _reopen(self) -> None:
+        """Opens the process; after a fault a card may need a moment, so twice before giving up."""
+        for attempt in (1, 2):
+            try:
+                self._open()
+            except (ChildDied, ChildTimeout, MeasurementError, OSError) as error:
+                self.close_child()
+                if attempt == 2:
+                    told = error.message if isinstance(error, MeasurementError) else error or "no answer"
+                    raise MeasurementError(f"the GPU process cannot start: {told}") from error
+                time.sleep(_REOPEN_PAUSE_S)
+            else:
+                return
 
     def _measure(self, job: Job) -> dict[str, Any]:
         incumbent = self.incumbent_us
@@ -158,8 +189,6 @@ class GpuDriver:
             "hopeless_us": None if incumbent is None else 3 * incumbent,
         }
         try:
-            if self._child is None:
-                self._open()
             assert self._child is not None
             self._child.send(request, job.program)
             answer, _ = self._child.receive(LOAD_TIMEOUT_S)
@@ -167,10 +196,10 @@ class GpuDriver:
                 answer, _ = self._child.receive(self.deadline_s)
         except ChildTimeout:
             answer = _fault(f"TIMEOUT no answer in {self.deadline_s:g} s")
-        except (ChildDied, MeasurementError) as error:
+        except ChildDied as error:
             answer = _fault(f"CRASHED {error}")
         if "error" in answer:
-            answer = _fault(answer["error"])
+            answer = _fault(f"CRASHED {answer['error']}")
         if answer.get("fault"):
             self.close_child()
         return answer
@@ -183,11 +212,14 @@ class GpuDriver:
         whole_run_s = RUN_TIMEOUT_FACTOR * (self.incumbent_us + self._runs_us) / 1e6
         return min(self._run_timeout_s, max(LEAST_RUN_TIMEOUT_S, whole_run_s))
 
-    def drop_jobs(self) -> None:
-        """Forgets every job that has not started."""
+    def take_jobs(self) -> list[Job]:
+        """Takes back every job that has not started."""
+        taken: list[Job] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                self.jobs.get_nowait()
+                if (job := self.jobs.get_nowait()) is not None:
+                    taken.append(job)
+        return taken
 
     def close_child(self) -> None:
         """Kills the GPU process; the next job starts another."""
@@ -204,7 +236,7 @@ class GpuDriver:
           ChildDied, ChildTimeout: a program broke the process; MeasurementError: it answered an error.
         """
         if self._child is None:
-            self._open()
+            self._reopen()
         assert self._child is not None
         for name, program in programs.items():
             self._child.send({"call": "hold", "name": name}, program)
@@ -221,7 +253,7 @@ class GpuDriver:
 
     def stop(self) -> None:
         """Ends the thread and its process at once."""
-        self.drop_jobs()
+        self.take_jobs()
         self.jobs.put(None)
         child = self._child
         if child is not None:

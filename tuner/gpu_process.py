@@ -103,7 +103,7 @@ class Session:
         self._expected, self._tolerance = resolve(self._family.reference)(self._problem, self._operands, seed)
         spec = output_spec(self._family, self._problem)
         # Compiles the checks now: later, their first run would count against a program's deadline.
-        self._out = poisoned(jnp.zeros(spec.shape, spec.dtype), self._expected)
+        self._out = poisoned(jnp.zeros(spec.shape, spec.dtype), self._expected, self._tolerance)
         self._verify()
 
     def _time_baselines(self, programs: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -113,6 +113,8 @@ class Session:
 
         calls = {name: (lambda p=p: p(*self._operands)) for name, p in programs.items()}
         single = all(len(cupti.kernels(call, 1)) == 1 for call in calls.values() for _ in range(2))
+        if not single:
+            cupti.release()
         self._timer = cupti if single else span
         self._method = self._timer.METHOD
         samples: dict[str, list[int]] = {name: [] for name in calls}
@@ -147,9 +149,9 @@ class Session:
         try:
             program = self._load(payload, len(self._operands) + 1)
         except Exception as error:  # noqa: BLE001 - any failure is a result
-            return {"rung": "compiled", "stage": "load", "reason": reason(error), "fault": True}, b""
+            return {**self._run_failure(error), "stage": "load"}, b""
         try:
-            self._out = poisoned(self._out, self._expected)
+            self._out = poisoned(self._out, self._expected, self._tolerance)
             self._out.block_until_ready()
             address = self._out.unsafe_buffer_pointer()
             started()

@@ -207,10 +207,12 @@ def _predicted(space: LegalSpace, target: Target) -> BestConfig:
 def _warn_once(message: str) -> None:
     if message not in _warned:
         _warned.add(message)
-        warnings.warn(message, stacklevel=5)
+        warnings.warn(message, skip_file_prefixes=_OURS)
 
 
 _warned: set[str] = set()
+# Warnings point at the caller: our own files, links followed or not, are skipped.
+_OURS = tuple(dict.fromkeys(str(Path(f).parent) for f in (__file__, Path(__file__).resolve())))
 
 
 def resolve_target(device: str | Target | None) -> Target:

@@ -22,6 +22,8 @@ from .sampler import LegalSampler, SpaceExhausted, new_study
 
 # Programs kept in memory for the final.
 KEPT_PROGRAMS = 24
+# How long the end of a search waits for the answer of a program that runs.
+_LAST_ANSWER_S = 2.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -49,7 +51,7 @@ class Search:
         opened: Callable[[], None] = lambda: None,
     ) -> None:
         self.programs: dict[Any, bytes] = {}
-        self.recorder, self._farm, self._drivers = recorder, farm, drivers
+        self.recorder, self._farm, self._drivers = recorder, farm, list(drivers)
         self._events, self._options, self._listener = events, options, listener
         known = recorder.settled()
         sampler = LegalSampler(recorder.space, starts=starts, seen=known, seed=options.seed)
@@ -69,7 +71,8 @@ class Search:
     @property
     def exhausted(self) -> bool:
         """Whether every configuration of the space has been tried."""
-        return self._exhausted and not self._on_the_way
+        tried_all = len(self.recorder.settled()) >= len(self.recorder.space)
+        return tried_all or (self._exhausted and not self._on_the_way)
 
     def run(self, deadline: float | None) -> None:
         """Searches until `deadline` (time.monotonic), the trials asked for, or the end of the space."""
@@ -122,18 +125,27 @@ class Search:
         try:
             subject, answer = self._events.get(timeout=wait_s)
         except queue.Empty:
-            self._check_drivers()
+            pass
         else:
             if isinstance(subject, _Attempt):
                 self._compiled(subject, answer)
             else:
                 self._timed(subject, answer)
+        self._check_drivers()
         self._listener(self.recorder.progress)
 
     def _check_drivers(self) -> None:
-        failures = [d.failure for d in self._drivers]
-        if failures and all(failures):
-            raise failures[0] or MeasurementError("the GPU process cannot start")
+        """Moves the jobs of a GPU that is lost to the others; with none left, raises what lost it."""
+        for driver in [d for d in self._drivers if d.failure]:
+            self._drivers.remove(driver)
+            self.recorder.progress.notes.append(f"GPU {driver.gpu.index} is lost: {driver.failure}")
+            if not self._drivers:
+                raise driver.failure or MeasurementError("the GPU process cannot start")
+            for job in driver.take_jobs():
+                self._give(job)
+
+    def _give(self, job: Job) -> None:
+        min(self._drivers, key=lambda d: d.jobs.qsize()).jobs.put(job)
 
     def _compiled(self, attempt: _Attempt, future: "concurrent.futures.Future[Any]") -> None:
         if future.cancelled():
@@ -144,8 +156,7 @@ class Search:
         if program:
             self.recorder.progress.compiled += 1
         if program and self._drivers:
-            driver = min(self._drivers, key=lambda d: d.jobs.qsize())
-            driver.jobs.put(Job(tag=attempt, program=program))
+            self._give(Job(tag=attempt, program=program))
             return
         self.recorder.record(attempt.config, info, info)
         self._tell(attempt, None if not program else self._predicted_us(attempt))
@@ -159,21 +170,21 @@ class Search:
 
     def _timed(self, job: Job, answer: dict[str, Any]) -> None:
         attempt: _Attempt = job.tag
-        driver = next(d for d in self._drivers if d.gpu.index == answer.pop("gpu"))
+        gpu = answer.pop("gpu")
         fault = answer.pop("fault", False)
         if not self.recorder.progress.method:
             self._opened()
         record = self.recorder.record(attempt.config, attempt.compiled, answer, repeat=attempt.trial is None)
         self._on_the_way -= 1
         self._tell(attempt, record.median_us)
-        if fault and (before := self._last.pop(driver.gpu.index, None)):
+        if fault and (before := self._last.pop(gpu, None)):
             # What a broken process measured just before its end is measured again.
             self._on_the_way += 1
-            driver.jobs.put(
+            self._give(
                 Job(tag=_Attempt(before.tag.config, None, before.tag.compiled), program=before.program)
             )
         if record.median_us is not None:
-            self._last[driver.gpu.index] = job
+            self._last[gpu] = job
             for other in self._drivers:
                 other.incumbent_us = min(record.median_us, other.incumbent_us or record.median_us)
             self._keep(attempt.config, job.program)
@@ -195,9 +206,9 @@ class Search:
     def _drain(self) -> None:
         """Records what is measured already, and drops what is not."""
         for driver in self._drivers:
-            driver.drop_jobs()
+            driver.take_jobs()
         for driver in self._drivers:
-            driver.idle.wait(timeout=driver.deadline_s)
+            driver.idle.wait(timeout=min(driver.deadline_s, _LAST_ANSWER_S))
         while True:
             try:
                 subject, answer = self._events.get_nowait()

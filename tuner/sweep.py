@@ -125,7 +125,8 @@ def _timed_sweep(
         raise _all_failed(progress)
     progress.phase = "final"
     listener(progress)
-    final = run_final(recorder, search, farm, drivers[0], rounds=options.final_rounds)
+    living = next((d for d in drivers if not d.failure), drivers[0])
+    final = run_final(recorder, search, farm, living, rounds=options.final_rounds)
     progress.phase = "done"
     listener(progress)
     ranked = tuple((c, r, r.median_us or 0.0) for c, r in recorder.ranked(progress.method))
@@ -144,10 +145,11 @@ def _adopt_baseline(recorder: Recorder, drivers: Sequence[GpuDriver]) -> None:
     progress = recorder.progress
     if progress.method:
         return
-    drivers[0].ready.wait()
-    if drivers[0].failure:
-        raise drivers[0].failure
-    opened = drivers[0].opened
+    for driver in drivers:
+        driver.ready.wait()
+    opened = next((d.opened for d in drivers if d.opened), None)
+    if opened is None:
+        raise drivers[0].failure or MeasurementError("the GPU process cannot start")
     _check_device(recorder.target, opened["device"])
     progress.method = opened["method"]
     progress.baseline_us = opened["baseline"]["us"]

@@ -8,11 +8,14 @@ import jax.numpy as jnp
 
 
 @functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
-def poisoned(buffer: jax.Array, expected: jax.Array) -> jax.Array:
-    """`buffer` filled in place with what no right output holds: NaN, or the complement of an integer."""
-    if jnp.issubdtype(buffer.dtype, jnp.floating):
+def poisoned(buffer: jax.Array, expected: jax.Array, tolerance: jax.Array | None) -> jax.Array:
+    """`buffer` filled in place with what no right output holds.
+
+    NaN; where every bit must agree (no tolerance), the complement of every element expected.
+    """
+    if tolerance is not None:
         return jnp.full_like(buffer, jnp.nan)
-    return jnp.invert(expected.astype(buffer.dtype))
+    return jax.lax.bitcast_convert_type(jnp.invert(_bits(expected)), buffer.dtype)
 
 
 @jax.jit

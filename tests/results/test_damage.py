@@ -52,6 +52,7 @@ def test_damage_is_told_with_what_to_do(path: Path, damage: Any, read_only: bool
     assert str(path) in told.value.message
     assert f"mv {path} {path}.broken" in told.value.fix
     assert told.value.code == "DATABASE"
+    assert path.resolve() not in {opened.resolve() for opened in Path("/proc/self/fd").iterdir()}
 
 
 def test_damage_inside_is_told_when_it_is_met(path: Path) -> None:
@@ -198,9 +199,13 @@ def test_a_read_only_folder_with_records_still_in_the_journal(
         assert len(store.measurements()) == 201
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_file_that_may_not_be_written(path: Path) -> None:
-    path.chmod(0o400)
+@pytest.mark.parametrize("mode", ["file", "folder"])
+def test_permissions(path: Path, mode: str) -> None:
+    place = path if mode == "file" else path.parent
+    place.chmod(0o500)
+    if os.access(place, os.W_OK):
+        pytest.skip("root may write everywhere")
     use(path, read_only=True)
     with pytest.raises(DatabaseError, match="make it writable"):
         use(path, read_only=False)
+    place.chmod(0o700)

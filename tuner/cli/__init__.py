@@ -68,6 +68,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except TunerError as error:
         _print_unsaved(getattr(error, "unsaved", ()))
         fail(error.code, error.message, error.fix, error.exit_code, as_json=as_json)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         fail("USAGE", error.format_message(), "see tuner --help", 2, as_json=as_json)
     except (KeyboardInterrupt, click.Abort):

@@ -1,6 +1,7 @@
 """The sweep's display: what is done, how fast, what is best so far, what failed and why."""
 
 import time
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -49,7 +50,7 @@ class Display:
         bar.add_row(ProgressBar(total=1.0, completed=self._done(progress), width=40), _headline(progress))
         parts: list[RenderableType] = [bar]
         if progress.best_config is not None:
-            parts.append(Text(f"best  {config_text(progress.best_config)}", style="green", overflow="fold"))
+            parts.append(Text(f"best  {_spaced(progress.best_config)}", style="green"))
         parts += [
             Text(f"{count:>4} x {why}", style="red")
             for why, count in progress.reasons.most_common(_FAILURES_SHOWN)
@@ -107,8 +108,13 @@ def _ranking(outcome: Outcome, rows: int) -> Table:
     for place, (config, record, time_us) in enumerate(outcome.ranked[:rows], start=1):
         ratio = "" if record.ratio is None else f"{record.ratio:.3f}"
         spills = "" if record.spill_bytes is None else str(record.spill_bytes)
-        table.add_row(str(place), f"{time_us:.1f}", ratio, spills, config_text(config))
+        table.add_row(str(place), f"{time_us:.1f}", ratio, spills, _spaced(config))
     return table
+
+
+def _spaced(config: Any) -> str:
+    """The fields with spaces between them, where a narrow column can break."""
+    return config_text(config).replace(",", " ")
 
 
 def _final_table(outcome: Outcome) -> Table:
@@ -128,7 +134,7 @@ def _final_table(outcome: Outcome) -> Table:
         member = final.members[i]
         mark = "winner" if i == final.winner else "tied" if i in final.ties else ""
         role = member.role if member.role != "candidate" else ""
-        told = "" if member.config is None else config_text(member.config)
+        told = "" if member.config is None else _spaced(member.config)
         interval = f"{member.ratio_low:.4f}-{member.ratio_high:.4f}"
         table.add_row(
             f"{mark} {role}".strip(), f"{member.median_us:.1f}", f"{member.ratio:.4f}", interval, told

@@ -1,5 +1,7 @@
 """`tuner export`: the records in another format, on standard output or in a file."""
 
+import io
+import os
 import sys
 from pathlib import Path
 
@@ -29,6 +31,23 @@ def command(format_name: str, file: str | None, db: str | None) -> int:
         if file is None:
             FORMATS[format_name](store, sys.stdout)
         else:
-            with Path(file).open("w", newline="") as stream:
-                FORMATS[format_name](store, stream)
+            text = io.StringIO()
+            FORMATS[format_name](store, text)
+            _write(Path(file), text.getvalue())
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """Replaces the file at once, so that a full disk leaves the old one or none."""
+    from tuner.search_spaces.errors import TunerError
+
+    special = path.exists() and not path.is_file()
+    place = path if special else path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        place.write_text(text, newline="")
+        if not special:
+            place.replace(path)
+    except OSError as error:
+        if not special:
+            place.unlink(missing_ok=True)
+        raise TunerError(f"{path} cannot be written: {error.strerror}", fix="choose another file") from error

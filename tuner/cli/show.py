@@ -9,7 +9,7 @@ from ._common import config_text, db_option, json_option, print_json, problem_fr
 @click.argument("kernel", required=False)
 @click.argument("fields", nargs=-1, metavar="key=value...")
 @click.option("--failed", is_flag=True, help="Only configurations that failed, with stage and reason.")
-@click.option("--limit", default=20, show_default=True, help="Rows of a table.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Rows of a table.")
 @db_option
 @json_option
 def command(

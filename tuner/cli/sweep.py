@@ -1,5 +1,6 @@
 """`tuner sweep`: search the legal configurations of a problem, and record everything."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,9 +28,21 @@ if TYPE_CHECKING:
 @click.option(
     "--trials", type=click.IntRange(min=1), help="Configurations to time (deviceless: compile) in this run."
 )
-@click.option("--effort", type=click.Choice(["quick", "normal", "full"]), default="normal", show_default=True)
+@click.option(
+    "--effort",
+    type=click.Choice(["quick", "normal", "full"]),
+    default="normal",
+    show_default=True,
+    help="Without --budget and --trials: 30 s, 2 min or 10 min; also the rounds of the final.",
+)
 @click.option("--fresh", is_flag=True, help="Start from nothing instead of the records of the problem.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Fixes operands, first draws and shuffles.",
+)
 @click.option("--gpus", metavar="0,1", help="GPUs to use, all of one kind; the first one by default.")
 @click.option("--wait", is_flag=True, help="Wait for a GPU that another sweep holds.")
 @click.option(
@@ -116,6 +129,10 @@ class _Runner:
     ) -> None:
         from rich.console import Console
 
+        from tuner.search_spaces.errors import UsageError
+
+        if svg and not Path(svg).parent.is_dir():
+            raise UsageError(f"--svg {svg} is in no folder that exists", fix="make the folder first")
         self._options, self._db, self._svg, self._as_json = options, db, svg, as_json
         self._deviceless = deviceless
         if deviceless:

@@ -30,6 +30,13 @@ def samples_ns(run: Callable[[], Any], runs: int) -> list[int]:
     return [ns for _, ns in found]
 
 
+def release() -> None:
+    """Hands CUPTI back, so that JAX's own profiler can have it: it serves one subscriber at a time."""
+    session = profiler.mosaic_gpu_lib._mosaic_gpu_ext  # noqa: SLF001
+    session._cupti_init()  # noqa: SLF001
+    session._cupti_get_timings(True)  # noqa: SLF001
+
+
 def kernels(run: Callable[[], Any], runs: int) -> list[tuple[str, int]]:
     """Name and nanoseconds of every kernel `runs` calls launched, in order."""
     # profiler.measure keeps no donated buffer alive between its calls, so its CUPTI session is used directly.

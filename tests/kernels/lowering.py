@@ -1,0 +1,84 @@
+"""Kernels through JAX's real lowering and through its interpreter, both without a GPU."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks  # no public way to ask for races
+from jax.experimental.mosaic.gpu import dialect
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from tuner.compiling import operand_specs, resolve
+from tuner.lowering import lowering_for
+from tuner.search_spaces.architecture import Target, reference_target
+from tuner.search_spaces.family import KernelFamily
+from tuner.search_spaces.problem import Problem
+
+SM_90 = reference_target("sm_90")
+# Few blocks, so that a small problem keeps each of them busy for several tiles.
+FOUR_SMS = dataclasses.replace(SM_90, sm_count=4)
+
+
+def lowered(family: KernelFamily, problem: Problem, config: Any, target: Target = SM_90) -> Any:
+    """What JAX makes of the configuration for the target; raises whatever JAX raises."""
+    with lowering_for(target):
+        kernel = resolve(family.build)(problem, config, target)
+        return jax.jit(kernel).trace(*operand_specs(family, problem)).lower(lowering_platforms=("cuda",))
+
+
+def module_text(found: Any) -> str:
+    """The program and the kernel in it, printed without debug locations."""
+    module = found.compiler_ir("stablehlo")
+    kernels = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name == "stablehlo.custom_call":
+            kernels.append(_kernel_text(operation.attributes["mhlo.backend_config"]["module"].value_bytes))
+            operation.attributes["mhlo.backend_config"] = ir.StringAttr.get("")
+        return ir.WalkResult.ADVANCE
+
+    with module.context:
+        module.operation.walk(visit)
+        program = module.operation.get_asm(enable_debug_info=False)
+    assert kernels, program
+    return "\n".join([program, *kernels])
+
+
+def _kernel_text(bytecode: bytes) -> str:
+    context = mlir.make_ir_context()
+    context.allow_unregistered_dialects = True
+    dialect.register_dialect(context)
+    with context:
+        module = ir.Module.parse(bytecode)
+        # Counts the kernels that this process has lowered.
+        del module.operation.attributes["mosaic_gpu.dump_basename"]
+        return str(module.operation.get_asm(enable_debug_info=False))
+
+
+class RaceError(Exception):
+    """The interpreter saw two accesses that nothing orders; what it printed names them."""
+
+
+def interpreted(
+    family: KernelFamily, problem: Problem, config: Any, target: Target = FOUR_SMS, *, seed: int = 0
+) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    """Operands and output of a run in JAX's interpreter, which starts from NaN and looks for races."""
+    operands = resolve(family.operands)(problem, seed)
+    try:
+        with (
+            lowering_for(target),
+            plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)),
+        ):
+            out = jax.block_until_ready(resolve(family.build)(problem, config, target)(*operands))
+        if gpu_callbacks.get_races().races_found:
+            raise RaceError
+    except jax.errors.JaxRuntimeError as error:
+        # JAX 0.12 stops at the first race, 0.11 runs to the end.
+        if "RACE DETECTED" in str(error):
+            raise RaceError from error
+        raise
+    finally:
+        gpu_callbacks.reset_gpu_interpret_mode_state()
+    return operands, out
