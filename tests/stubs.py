@@ -34,6 +34,7 @@ SLEEP_S = float(os.environ.get("STUB_SLEEP_S", "0"))
 # UUID of a GPU that never starts, and a file that means every GPU is gone.
 BROKEN = os.environ.get("STUB_BROKEN")
 LOST = Path(os.environ.get("STUB_LOST", "/nonexistent"))
+OPEN_S = float(os.environ.get("STUB_OPEN_S", "0"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +135,7 @@ class StubSession:
     def open(self, payload: bytes, **request: Any) -> tuple[dict[str, Any], bytes]:
         if LOST.exists() or os.environ["CUDA_VISIBLE_DEVICES"] == BROKEN:
             raise RuntimeError("CUDA_ERROR_NO_DEVICE")
+        time.sleep(OPEN_S)
         return {
             "device": {"device_kind": H200.device_kind, "sm_count": H200.sm_count},
             "versions": {"jax": "0"},

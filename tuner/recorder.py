@@ -188,7 +188,7 @@ def checkout_commit() -> str:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["git", "rev-parse", "HEAD"]
         head = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=5, check=False)
-        return head.stdout.strip()
+        return head.stdout.strip() if head.returncode == 0 else ""
     return ""
 
 

@@ -20,7 +20,7 @@ BIG = MatmulProblem(m=4096, n=8192, k=4096, dtype="bfloat16")
 # Small enough to look at closely, with every axis still in play.
 PROBLEMS: tuple[Problem, ...] = (
     MatmulProblem(m=768, n=1536, k=512, dtype="float16", rhs="nk"),
-    MatmulProblem(m=256, n=256, k=128, dtype="bfloat16", out_dtype="float32"),
+    MatmulProblem(m=256, n=256, k=128, dtype="bfloat16", out_dtype="float32", rhs="nk"),
     MatmulProblem(m=128, n=64, k=32, dtype="bfloat16"),
     CopyProblem(m=768, n=1536, dtype="float32"),
     CopyProblem(m=3, n=200_000, dtype="bfloat16"),

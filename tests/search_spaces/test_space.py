@@ -14,7 +14,7 @@ from hypothesis import strategies
 from tests.search_spaces import golden
 from tests.search_spaces.spaces import BIG, PROBLEMS, broken, changed, landscape_best, space_of
 from tuner.search_spaces.architecture import reference_target
-from tuner.search_spaces.family import Axis, KernelFamily, family_for
+from tuner.search_spaces.family import Axis, KernelFamily, families, family_for
 from tuner.search_spaces.problem import CopyProblem, MatmulProblem, Problem
 from tuner.search_spaces.rule import violations
 from tuner.search_spaces.space import LegalSpace
@@ -89,6 +89,23 @@ def test_in_the_space_exactly_if_no_rule_is_broken(problem: Problem, data: strat
         config = dataclasses.replace(config, **{name: data.draw(values)})
     rules = broken(space, config)
     assert (config in space) == (rules == ()), f"{config} breaks {rules}"
+
+
+@each_problem
+def test_no_axis_lacks_a_value(problem: Problem) -> None:
+    """Every number up to twice the largest, in place of one field of a legal configuration."""
+    space = space_of(problem)
+    for config in space.sample(40, seed=4):
+        fields = {name: "" if v is None else v for name, v in dataclasses.asdict(config).items()}
+        for name, axis in space.axes.items():
+            if not isinstance(largest := axis.values[-1], int):
+                continue
+            numbers = np.arange(2 * largest + 2)
+            columns = space.family.columns(problem, space.target, {**fields, name: numbers})
+            with np.errstate(all="ignore"):
+                holds = [columns.apply(rule.holds) for rule in space.family.rules]
+                legal = np.all(np.broadcast_arrays(numbers >= 0, *holds), axis=0)
+            assert set(numbers[legal].tolist()) <= set(axis.values), name
 
 
 def trimmed(family: KernelFamily, problem: Problem, **kept: tuple[Any, ...]) -> KernelFamily:
@@ -250,7 +267,7 @@ def test_an_explanation_names_every_broken_rule(problem: Problem) -> None:
     assert not told.canonical
 
 
-@pytest.mark.parametrize("family", {space_of(p).family.name: space_of(p).family for p in PROBLEMS}.values())
+@pytest.mark.parametrize("family", families().values(), ids=families())
 def test_every_rule_says_what_to_do(family: KernelFamily) -> None:
     assert len({rule.id for rule in family.rules}) == len(family.rules)
     for rule in family.rules:

@@ -29,7 +29,7 @@ def isolate(patch: pytest.MonkeyPatch, folder: Path) -> None:
         (folder / name).mkdir(exist_ok=True)
     patch.setenv("TMPDIR", str(folder / "tmp"))
     patch.setattr(tempfile, "tempdir", str(folder / "tmp"))
-    for name in ("STUB_MISBEHAVING", "STUB_SLEEP_S", "STUB_BROKEN", "STUB_LOST"):
+    for name in ("STUB_MISBEHAVING", "STUB_SLEEP_S", "STUB_OPEN_S", "STUB_BROKEN", "STUB_LOST"):
         patch.delenv(name, raising=False)
     patch.setenv("MOSAIC_TUNER_DB", str(folder / "db" / "results.db"))
     stubs.install(patch.setattr)

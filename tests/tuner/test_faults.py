@@ -179,11 +179,14 @@ def test_a_lost_gpu_is_not_blamed_on_the_configurations(
     assert indices([r for r in records() if r.failed]) == [20]
 
 
-def test_one_gpu_of_two_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STUB_BROKEN", "GPU-broken")
-    broken = Gpu(1, "GPU-broken", stubs.H200)
-    outcome = sweep(gpus=(stubs.GPU, broken), budget_s=8, trials=None)
+@pytest.mark.parametrize("broken", [0, 1])
+def test_one_gpu_of_two_that_cannot_start(monkeypatch: pytest.MonkeyPatch, broken: int) -> None:
+    gpus = [Gpu(index, f"GPU-{index}", stubs.H200) for index in range(2)]
+    monkeypatch.setenv("STUB_BROKEN", gpus[broken].uuid)
+    outcome = sweep(gpus=gpus, budget_s=12, trials=None)
     assert len(outcome.ranked) == stubs.SIZE
+    assert outcome.final is not None
+    assert any(f"GPU {broken}" in note for note in outcome.progress.notes)
 
 
 def test_two_gpus_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

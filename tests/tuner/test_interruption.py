@@ -94,6 +94,23 @@ def test_stopped_while_the_first_kernel_hangs(command: Start, monkeypatch: pytes
     all_end(children)
 
 
+def test_stopped_while_the_gpu_process_starts(command: Start) -> None:
+    """On a real card that takes some ten seconds, and another start after the signal as many again."""
+    started = command(*SWEEP, STUB_OPEN_S="60")
+    wait_until(
+        lambda: running("tuner.gpu_process", descendants(started.process.pid)),
+        within_s=30,
+        what="a GPU process",
+    )
+    time.sleep(1)
+    children = descendants(started.process.pid)
+    os.kill(started.process.pid, signal.SIGINT)
+    code, _, err = started.end(within_s=8)
+    assert code == 130
+    assert "Traceback" not in err
+    all_end(children)
+
+
 def test_stopped_before_anything_is_ready(command: Start) -> None:
     started = command(*SWEEP)
     wait_until(lambda: descendants(started.process.pid), within_s=30, what="a child")
