@@ -111,13 +111,10 @@ def operand_specs(family: KernelFamily, problem: Any) -> tuple[Any, ...]:
 
 
 def output_spec(family: KernelFamily, problem: Any) -> Any:
-    """Shape and dtype of the output."""
+    """Shape and dtype of the output: the baseline's."""
     import jax
-    import jax.numpy as jnp
 
-    return jax.ShapeDtypeStruct(
-        (problem.m, problem.n), jnp.dtype(getattr(problem, "out_dtype", problem.dtype))
-    )
+    return jax.eval_shape(resolve(family.baseline)(problem)[0], *operand_specs(family, problem))
 
 
 def _specs(family: KernelFamily, problem: Any, target: Target) -> list[Any]:

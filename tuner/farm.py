@@ -72,7 +72,7 @@ class Farm(concurrent.futures.Executor):
         self.workers = workers or worker_count()
         self._timeout_s = timeout_s
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._stopping = threading.Event()
+        self._starting, self._stopping = threading.Lock(), threading.Event()
         self._children: set[Child] = set()
         # A child dies with the thread that started it, so each worker's thread lives as long as the farm.
         self._threads = [
@@ -125,8 +125,12 @@ class Farm(concurrent.futures.Executor):
         self._end(child)
 
     def _start(self) -> Child:
-        child = Child("tuner.worker", environment=_ENVIRONMENT)
-        self._children.add(child)
+        # Either `shutdown` sees the child, or no child is started after it.
+        with self._starting:
+            if self._stopping.is_set():
+                raise ChildDied("the farm was shut down")
+            child = Child("tuner.worker", environment=_ENVIRONMENT)
+            self._children.add(child)
         return child
 
     def _end(self, child: Child | None) -> None:
@@ -137,11 +141,12 @@ class Farm(concurrent.futures.Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
         """Kills every worker; what is compiling is dropped, what waits is cancelled."""
         del cancel_futures
-        if not self._stopping.is_set():
+        with self._starting:
+            first, children = not self._stopping.is_set(), list(self._children)
             self._stopping.set()
-            for _ in self._threads:
-                self._calls.put(None)
-        for child in list(self._children):
+        for _ in self._threads if first else ():
+            self._calls.put(None)
+        for child in children:
             child.process.kill()
         if wait:
             for thread in self._threads:

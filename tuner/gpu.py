@@ -7,7 +7,6 @@ import os
 import queue
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -107,6 +106,7 @@ class GpuDriver:
         self.failure: Exception | None = None
         self.ready = threading.Event()
         self.incumbent_us: float | None = None
+        self._starting, self._stopping = threading.Lock(), threading.Event()
         self.idle = threading.Event()
         self.idle.set()
         self._opening, self._answers, self._session = dict(opening), answers, session
@@ -126,7 +126,11 @@ class GpuDriver:
         }
 
     def _start(self) -> Child:
-        self._child = Child("tuner.gpu_process", self._session, environment=self._environment())
+        # Either `stop` sees the child, or no child is started after it.
+        with self._starting:
+            if self._stopping.is_set():
+                raise MeasurementError("stopped")
+            self._child = Child("tuner.gpu_process", self._session, environment=self._environment())
         return self._child
 
     def _open(self) -> None:
@@ -174,10 +178,9 @@ class GpuDriver:
                 self._open()
             except (ChildDied, ChildTimeout, MeasurementError, OSError) as error:
                 self.close_child()
-                if attempt == 2:
+                if attempt == 2 or self._stopping.wait(_REOPEN_PAUSE_S):
                     told = error.message if isinstance(error, MeasurementError) else error or "no answer"
                     raise MeasurementError(f"the GPU process cannot start: {told}") from error
-                time.sleep(_REOPEN_PAUSE_S)
             else:
                 return
 
@@ -253,9 +256,11 @@ class GpuDriver:
 
     def stop(self) -> None:
         """Ends the thread and its process at once."""
+        with self._starting:
+            self._stopping.set()
+            child = self._child
         self.take_jobs()
         self.jobs.put(None)
-        child = self._child
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
                 child.process.kill()

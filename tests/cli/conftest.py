@@ -22,7 +22,7 @@ Run = Callable[..., Answer]
 
 @pytest.fixture(autouse=True)
 def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A database of its own, and no GPU even where there is one."""
+    """A database of its own, no shipped records, and no GPU even where there is one."""
     found = device.gpus
     isolate(monkeypatch, tmp_path)
     monkeypatch.setattr(device, "gpus", found)
@@ -31,6 +31,7 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
         raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
     monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    monkeypatch.setattr("tuner.lookup.shipped", lambda device_kind: ())
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)

@@ -79,7 +79,7 @@ def test_what_lowering_would_notice_does_not_lower(problem: Problem) -> None:
             pass
         else:
             pytest.fail(f"{sorted(early & set(rules))} refuse what JAX lowers: {config}")
-        if tried == 10:
+        if tried == 8:
             break
 
 
@@ -264,7 +264,7 @@ def test_neighbours_are_other_programs(problem: Problem) -> None:
     """No program is listed twice."""
     space = space_of(problem)
     config = space.sample(1, seed=2)[0]
-    texts = [module_text(lowered(space.family, problem, c)) for c in (config, *space.neighbours(config))]
+    texts = [module_text(lowered(space.family, problem, c)) for c in (config, *space.neighbours(config)[:6])]
     assert len(set(texts)) == len(texts) >= 5
 
 

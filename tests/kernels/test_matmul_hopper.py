@@ -23,23 +23,23 @@ TO_F32 = {"dtype": "bfloat16", "out_dtype": "float32"}
 # Each row: m, n, k, the problem's other fields, the configuration's.
 CASES: list[tuple[int, int, int, dict[str, str], dict[str, Any]]] = [
     # Several tiles a block, and a ring that does not divide the steps.
-    (256, 256, 128, BF16, {"tile_k": 32, "max_concurrent_steps": 3}),
+    (320, 128, 128, BF16, {"tile_k": 32, "max_concurrent_steps": 3}),
     (
-        512,
         128,
+        320,
         128,
         F16_NK,
         {"tile_k": 64, "max_concurrent_steps": 3, "delay_release": 1, "wg_dimension": "M"},
     ),
     (
-        256,
-        256,
+        320,
         128,
+        64,
         F16_NK,
         {"tile_k": 32, "barriers": "per_operand", "delay_release": 1, "epi_tile_n": 16},
     ),
-    (256, 256, 64, TO_F32, {"tile_k": 32, "barriers": "per_operand", "wg_dimension": "M", "epi_tile_n": 8}),
-    (256, 256, 128, BF16, {"tile_k": 32, "cluster_dimension": "M", "max_concurrent_steps": 2}),
+    (128, 320, 64, TO_F32, {"tile_k": 32, "barriers": "per_operand", "wg_dimension": "M", "epi_tile_n": 8}),
+    (384, 128, 128, BF16, {"tile_k": 32, "cluster_dimension": "M", "max_concurrent_steps": 2}),
     (
         256,
         256,
@@ -62,8 +62,8 @@ CASES: list[tuple[int, int, int, dict[str, str], dict[str, Any]]] = [
         {"tile_k": 32, "cluster_dimension": "N", "barriers": "per_operand", "max_concurrent_steps": 2},
     ),
     # A ring longer than one tile's steps: loads run ahead into the next tile.
-    (320, 256, 32, BF16, {"tile_k": 32, "max_concurrent_steps": 2}),
-    (320, 256, 64, BF16, {"tile_k": 32, "max_concurrent_steps": 5, "delay_release": 1}),
+    (320, 128, 32, BF16, {"tile_k": 32, "max_concurrent_steps": 2}),
+    (576, 128, 32, BF16, {"tile_k": 16, "max_concurrent_steps": 5, "delay_release": 1}),
     # An epilogue of three tiles in two slots, along each dimension, and of one.
     (128, 192, 32, BF16, {"tile_n": 96, "tile_k": 32, "epi_tile_n": 32, "max_concurrent_steps": 1}),
     (384, 128, 32, TO_F32, {"tile_m": 192, "tile_k": 32, "max_concurrent_steps": 1}),

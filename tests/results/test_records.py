@@ -113,7 +113,7 @@ def test_device_key_reads_back(h200: DeviceIdentity) -> None:
     assert DeviceIdentity.from_dict(from_json(h200.key)) == h200
 
 
-sizes = st.integers(1, 2**40)
+sizes = st.integers(1, 2**31 - 1)
 types = st.sampled_from(["bfloat16", "float32", "int8", "float8_e4m3fn"])
 problems = st.builds(MatmulProblem, m=sizes, n=sizes, k=sizes, batch=sizes, dtype=types) | st.builds(
     CopyProblem, m=sizes, n=sizes, dtype=types

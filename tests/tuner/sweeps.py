@@ -32,6 +32,8 @@ def isolate(patch: pytest.MonkeyPatch, folder: Path) -> None:
     for name in ("STUB_MISBEHAVING", "STUB_SLEEP_S", "STUB_OPEN_S", "STUB_BROKEN", "STUB_LOST"):
         patch.delenv(name, raising=False)
     patch.setenv("MOSAIC_TUNER_DB", str(folder / "db" / "results.db"))
+    # A stub GPU needs no rest after a fault.
+    patch.setattr("tuner.gpu._REOPEN_PAUSE_S", 0.1)
     stubs.install(patch.setattr)
 
 

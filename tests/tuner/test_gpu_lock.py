@@ -17,6 +17,7 @@ from tuner.device import Gpu
 from tuner.gpu import exclusive
 from tuner.search_spaces.errors import MeasurementError, NoGpuError
 
+from .processes import wait_until
 from .sweeps import ROOT, Command, records, sweep
 
 SWEEP = ("sweep", *stubs.ARGUMENTS, "--trials", "3", "--effort", "quick")
@@ -45,10 +46,20 @@ def test_the_holder_is_another_process(command: Callable[..., Command]) -> None:
     assert len(sweep(trials=1).ranked) == len(records())
 
 
+def wait_until_blocked(command: Command) -> None:
+    def blocked() -> bool:
+        assert command.process.poll() is None, command.process.communicate()
+        waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
+        return any(str(command.process.pid) in line for line in waiting)
+
+    wait_until(blocked, within_s=60, what="a command that waits for a lock")
+
+
 def test_waiting_for_the_holder(command: Callable[..., Command]) -> None:
     with exclusive(stubs.GPU, wait=False):
         waiting = command(*SWEEP, "--wait")
-        time.sleep(2)
+        wait_until_blocked(waiting)
+        time.sleep(0.5)
         assert waiting.process.poll() is None
         assert records() == []
     code, _, err = waiting.end()
@@ -59,7 +70,7 @@ def test_waiting_for_the_holder(command: Callable[..., Command]) -> None:
 def test_stopped_while_waiting(command: Callable[..., Command]) -> None:
     with exclusive(stubs.GPU, wait=False):
         waiting = command(*SWEEP, "--wait")
-        time.sleep(1.5)
+        wait_until_blocked(waiting)
         os.kill(waiting.process.pid, signal.SIGINT)
         code, _, _ = waiting.end(within_s=10)
     assert code == 130

@@ -447,14 +447,16 @@ LOADED = """
 import sys, warnings
 import tuner
 from tuner import MatmulProblem
+# What is shipped may be near, and says so.
+warnings.filterwarnings("ignore", "no record of matmul")
 problem = MatmulProblem(m=128, n=256, k=128, dtype="bfloat16")
-first = tuner.best_config(problem, device="NVIDIA H200", on_miss="predict")
+first = tuner.best_config(problem, device="NVIDIA H100 PCIe", on_miss="predict")
 assert "jax" not in sys.modules, "best_config loaded jax"
 
 import jax, jax.numpy as jnp
 from jax._src import xla_bridge
 other = MatmulProblem(m=256, n=256, k=128, dtype="bfloat16")
-tuner.best_config(other, device="NVIDIA H200", on_miss="predict")
+tuner.best_config(other, device="NVIDIA H100 PCIe", on_miss="predict")
 try:
     tuner.best_config(problem)
 except tuner.UsageError as error:
@@ -465,7 +467,7 @@ assert not xla_bridge.backends_are_initialized(), "best_config initialised a bac
 
 @jax.jit
 def double(x):
-    config = tuner.best_config(problem, device="NVIDIA H200", on_miss="predict").config
+    config = tuner.best_config(problem, device="NVIDIA H100 PCIe", on_miss="predict").config
     return x * config.tile_m
 
 assert float(double(jnp.float32(1))) == first.config.tile_m

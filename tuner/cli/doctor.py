@@ -88,7 +88,7 @@ def _database(db: str | None) -> dict[str, Any]:
 
     url = db or default_url()
     try:
-        with Store.open(url) as store:
+        with Store.open(url, read_only=True) as store:
             count = len(store.bests())
         return _check("database", True, f"{redacted(url)}, {count} best configurations")
     except DatabaseError as error:
