@@ -87,7 +87,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     for row in (
         Architecture("sm_80", 163 * KIB, 1, _AMPERE, "NVIDIA A100-SXM4-80GB", 2048),
         Architecture("sm_86", 99 * KIB, 1, _AMPERE, "NVIDIA RTX A6000", 1024),
-        Architecture("sm_87", 163 * KIB, 1, _AMPERE, "NVIDIA Jetson AGX Orin", 1024),
+        Architecture("sm_87", 163 * KIB, 1, _AMPERE, "NVIDIA Jetson AGX Orin", 2048),
         Architecture("sm_89", 99 * KIB, 1, _AMPERE, "NVIDIA L4", 1024),
         # 8 is the portable cluster size; clusters of 16 ran on an H200 (measured).
         Architecture("sm_90", 227 * KIB, 8, _HOPPER, "NVIDIA H200", 4096),

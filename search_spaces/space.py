@@ -8,7 +8,7 @@ row of the joined table and to a position in the factored tail.
 import bisect
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -263,18 +263,21 @@ class LegalSpace:
         """Every rule a configuration breaks, what derives from it, and the nearest legal repair."""
         columns = self.family.config_columns(self.problem, self.target, config)
         broken = violations(self.family.rules, columns)
-        canonical = not violations(self.family.rules, columns, kind="canonical")
+        spelt = violations(self.family.rules, columns, kind="canonical")
         derived = {}
         for name in self.family.reported:
             try:
                 derived[name] = plain(columns[name])
             except ZeroDivisionError:
                 continue
-        repair = None if not broken and canonical else self.nearest(config)
-        return Explanation(not broken, broken, canonical and not broken, derived, repair)
+        repair = self.nearest(config, {v.rule.partition(".")[2] for v in spelt}) if broken or spelt else None
+        return Explanation(not broken, broken, not spelt and not broken, derived, repair)
 
-    def nearest(self, config: Any) -> Any | None:
-        """The configuration closest to `config`: fewest changed fields, then the smallest steps."""
+    def nearest(self, config: Any, spelt: Collection[str] = ()) -> Any | None:
+        """The configuration closest to `config`: fewest changed fields, then the smallest steps.
+
+        A change of a field in `spelt`, which only has another canonical value, counts half.
+        """
         if not len(self):
             return None
         fields = {k: "" if v is None else v for k, v in dataclasses.asdict(config).items()}
@@ -282,7 +285,7 @@ class LegalSpace:
         changed, distance = np.zeros(size), np.zeros(size)
         for name, column in self._table.items():
             differs = column != fields[name]
-            changed += differs
+            changed += differs * (0.5 if name in spelt else 1.0)
             if column.dtype.kind == "U":
                 distance += differs
             else:

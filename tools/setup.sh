@@ -8,7 +8,7 @@ extra=$1
 case $extra in
     dev) venv=.venv packages= ;;
     cuda13) venv=.venv-cuda13 packages= ;;
-    deviceless) venv=.venv-deviceless packages="absl-py hypothesis jsonschema jsonschema pytest pytest-timeout pytest-xdist" ;;
+    deviceless) venv=.venv-deviceless packages="absl-py hypothesis jsonschema pytest pytest-timeout pytest-xdist" ;;
     *) echo "usage: $0 dev|cuda13|deviceless" >&2; exit 2 ;;
 esac
 

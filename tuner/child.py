@@ -117,8 +117,13 @@ class Child:
 
 
 def telling_line(log: str) -> str:
-    """The line of a log that most likely names the reason: the last error line, else the last line."""
+    """The line of a log that most likely names the reason.
+
+    The first error of ptxas, whose last line says nothing; else the last error line; else the last.
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
+    if refusals := [line for line in lines if line.startswith("ptxas") and "error" in line.lower()]:
+        return refusals[0][:500]
     errors = [line for line in lines if any(word in line.lower() for word in ("error", "fatal", "exhausted"))]
     return (errors or lines or [""])[-1][:500]
 

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from tests import stubs
-from tests.tuner.sweeps import ROOT, misbehave, records
+from tests.tuner.sweeps import ROOT, Command, misbehave, records
 from tuner import __version__
 from tuner.cli import tuner
 from tuner.results.records import Best, Final, Measurement
@@ -314,25 +314,27 @@ def test_doctor_of_a_database_that_cannot_be_written(run: Run) -> None:
     assert "--db or MOSAIC_TUNER_DB" in out
 
 
-def test_doctors_open_one_new_database_at_once(tmp_path: Path) -> None:
+def test_doctor_makes_no_database(run: Run, database: Path) -> None:
+    assert run("doctor")[0] == 0
+    assert not database.exists()
+
+
+def test_sweeps_and_doctors_open_one_new_database_at_once(database: Path) -> None:
     """C07."""
-    place = tmp_path / "fresh" / "results.db"
-    started = [python_m("doctor", "--db", str(place)) for _ in range(8)]
+    sweep = ("sweep", *stubs.ARGUMENTS, "--deviceless", "--arch", "sm_90", "--trials", "1")
+    started = [Command(*sweep).process for _ in range(6)] + [python_m("doctor") for _ in range(2)]
     ended = [process.communicate(timeout=120) for process in started]
     assert [process.returncode for process in started] == [0] * 8, ended
-    assert [err for _, err in ended] == [""] * 8
-    assert run_doctor(place) == 0
+    assert len({record.run_id for record in records()}) == 6
+    assert [path.name for path in database.parent.iterdir()] == [database.name]
 
 
-def run_doctor(place: Path) -> int:
-    with python_m("doctor", "--db", str(place)) as process:
-        process.communicate(timeout=60)
-    return process.returncode
-
-
+@pytest.mark.usefixtures("gpu")
 def test_the_database_may_be_named_by_the_environment(run: Run, database: Path) -> None:
     assert not database.exists()
-    assert run("doctor")[0] == 0
+    assert run(*SWEEP)[0] == 0
     assert database.exists()
+    told = run("show")
+    assert told[0] == 0
     for name in (str(database), f"sqlite:///{database}"):
-        assert run("show", "--db", name) == (0, "", "")
+        assert run("show", "--db", name) == told
