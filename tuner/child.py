@@ -59,15 +59,22 @@ class Child:
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(environment or {})},
         )
+        assert self.process.stdin is not None
+        os.set_blocking(self.process.stdin.fileno(), False)
         self._buffer = bytearray()
 
-    def send(self, header: Mapping[str, Any], payload: bytes = b"") -> None:
-        """Writes one message; raises ChildDied when nobody reads."""
+    def send(self, header: Mapping[str, Any], payload: bytes = b"", *, timeout_s: float = 60.0) -> None:
+        """Writes one message; raises ChildTimeout when the child does not read, ChildDied when it is gone."""
+        deadline = time.monotonic() + timeout_s
         try:
             assert self.process.stdin is not None
+            stream = self.process.stdin.fileno()
             view = memoryview(_encode(header, payload))
             while view:
-                view = view[self.process.stdin.write(view) :]
+                _, ready, _ = select.select([], [stream], [], max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    raise ChildTimeout
+                view = view[os.write(stream, view) :]
         except (BrokenPipeError, ValueError) as error:
             raise ChildDied(self.last_words()) from error
 

@@ -191,14 +191,16 @@ class GpuDriver:
             "runs_us": self._runs_us,
             "hopeless_us": None if incumbent is None else 3 * incumbent,
         }
+        limit_s = LOAD_TIMEOUT_S
         try:
             assert self._child is not None
             self._child.send(request, job.program)
-            answer, _ = self._child.receive(LOAD_TIMEOUT_S)
+            answer, _ = self._child.receive(limit_s)
             if answer.get("started"):
-                answer, _ = self._child.receive(self.deadline_s)
+                limit_s = self.deadline_s
+                answer, _ = self._child.receive(limit_s)
         except ChildTimeout:
-            answer = _fault(f"TIMEOUT no answer in {self.deadline_s:g} s")
+            answer = _fault(f"TIMEOUT no answer in {limit_s:g} s")
         except ChildDied as error:
             answer = _fault(f"CRASHED {error}")
         if "error" in answer:

@@ -24,8 +24,8 @@ from .options import Progress
 # A measured rate may exceed the rated peak by this before it is impossible.
 _PEAK_SLACK = 1.05
 _LONGEST_SAMPLE_NS = 60 * 10**9
-# Failures that say nothing about the configuration.
-_RETRIED = ("OOM",)
+# Failures that say nothing about the configuration: no memory, or a worker that cannot do its work at all.
+_RETRIED = ("OOM", "UsageError", "ImportError", "ModuleNotFoundError", "CRASHED fork")
 
 
 class Recorder:

@@ -82,7 +82,7 @@ def _ptxas() -> dict[str, Any]:
 
 
 def _database(db: str | None) -> dict[str, Any]:
-    from tuner.results.database import default_url, redacted
+    from tuner.results.database import default_url, parsed, redacted
     from tuner.results.store import Store
     from tuner.search_spaces.errors import DatabaseError
 
@@ -90,6 +90,27 @@ def _database(db: str | None) -> dict[str, Any]:
     try:
         with Store.open(url, read_only=True) as store:
             count = len(store.bests())
+        if reason := _unwritable(parsed(url).database, server=parsed(url).host is not None):
+            fix = "choose another place with --db or MOSAIC_TUNER_DB"
+            return _check("database", False, f"{redacted(url)} cannot be written: {reason}", fix)
         return _check("database", True, f"{redacted(url)}, {count} best configurations")
     except DatabaseError as error:
         return _check("database", False, error.message, error.fix)
+
+
+def _unwritable(path: str | None, *, server: bool) -> str:
+    """Why no database can be written at `path`, or ""; creates nothing that stays."""
+    import os
+    import tempfile
+    from pathlib import Path
+
+    if server or path is None:
+        return ""
+    if Path(path).is_file() and not os.access(path, os.W_OK):
+        return "the file is read-only"
+    folder = next(parent for parent in Path(path).absolute().parents if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return f"{folder}: {error.strerror}"

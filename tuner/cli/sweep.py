@@ -94,10 +94,15 @@ def command(
         run_timeout_s=run_timeout,
     )
     runner = _Runner(options, db, arch, device, gpus, deviceless=deviceless, svg=svg, as_json=as_json)
-    answers = [runner.run(name, problem) for name, problem in wanted]
+    if problems is None:
+        answer = runner.run(*wanted[0])
+        if as_json:
+            print_json(answer)
+        return 0
+    answers, codes = zip(*(runner.run_one_of_many(name, problem) for name, problem in wanted), strict=True)
     if as_json:
-        print_json(answers[0] if problems is None else {"sweeps": answers})
-    return 0
+        print_json({"sweeps": answers})
+    return int(max(codes))
 
 
 def _problems(kernel: str | None, fields: tuple[str, ...], file: str | None) -> list[tuple[str, "Problem"]]:
@@ -170,6 +175,23 @@ class _Runner:
         if self._svg:
             _save_svg(self._svg, shown, str(problem))
         return _json(outcome, database)
+
+    def run_one_of_many(self, kernel: str, problem: "Problem") -> tuple[dict[str, Any], int]:
+        """One sweep of a list and its exit code: what is wrong with one problem does not stop the others."""
+        from tuner.search_spaces.errors import DatabaseError, NoGpuError, TunerError
+
+        try:
+            return self.run(kernel, problem), 0
+        except (DatabaseError, NoGpuError):
+            raise
+        except TunerError as error:
+            if not self._as_json:
+                self._console.print(f"tuner: {error}", soft_wrap=True, highlight=False)
+            told = {"code": error.code, "message": error.message, "fix": error.fix}
+            return {
+                "problem": {"kernel": problem.kernel, **problem.to_dict()},
+                "error": told,
+            }, error.exit_code
 
 
 def _usable_gpus(text: str | None, arch: str | None, device: str | None) -> Any:
