@@ -107,6 +107,7 @@ class GpuDriver:
         self.ready = threading.Event()
         self.incumbent_us: float | None = None
         self._starting, self._stopping = threading.Lock(), threading.Event()
+        self._counting, self._unanswered = threading.Lock(), 0
         self.idle = threading.Event()
         self.idle.set()
         self._opening, self._answers, self._session = dict(opening), answers, session
@@ -157,19 +158,32 @@ class GpuDriver:
             self._reopen()
             self.ready.set()
             while (job := self.jobs.get()) is not None:
-                self.idle.clear()
                 if self._child is None:
                     self._reopen()
                 self._answers.put((job, {"gpu": self.gpu.index, **self._measure(job)}))
-                self.idle.set()
+                self._count(-1)
         except MeasurementError as error:
             # The job says nothing about its configuration: whoever finds the failure moves it elsewhere.
-            self.failure = error
             if job is not None:
                 self.jobs.put(job)
+            self.failure = error
         self.close_child()
         self.ready.set()
         self.idle.set()
+
+    def give(self, job: Job) -> None:
+        """Queues one job."""
+        self._count(1)
+        self.jobs.put(job)
+
+    def _count(self, change: int) -> None:
+        """Keeps `idle` true exactly while no job given is unanswered."""
+        with self._counting:
+            self._unanswered += change
+            if self._unanswered:
+                self.idle.clear()
+            else:
+                self.idle.set()
 
     def _reopen(self) -> None:
         """Opens the process; after a fault a card may need a moment, so twice before giving up."""
@@ -224,6 +238,7 @@ class GpuDriver:
             while True:
                 if (job := self.jobs.get_nowait()) is not None:
                     taken.append(job)
+        self._count(-len(taken))
         return taken
 
     def close_child(self) -> None:

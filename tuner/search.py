@@ -15,14 +15,14 @@ from tuner.search_spaces.errors import DatabaseError, MeasurementError
 
 from .compiling import CompileTask
 from .farm import Farm
-from .gpu import GpuDriver, Job
+from .gpu import LOAD_TIMEOUT_S, GpuDriver, Job
 from .options import Listener, Options
 from .recorder import Recorder
 from .sampler import LegalSampler, SpaceExhausted, new_study
 
 # Programs kept in memory for the final.
 KEPT_PROGRAMS = 24
-# How long the end of a search waits for the answer of a program that runs.
+# How long an interrupted search waits for the answer of a program that runs.
 _LAST_ANSWER_S = 2.0
 
 
@@ -62,7 +62,7 @@ class Search:
         # Called before the first answer is recorded: by then a GPU process has told method and baseline.
         self._opened = opened
         self._on_the_way = 0
-        self._exhausted = False
+        self._exhausted = self._draining = False
         self._last: dict[int, Job] = {}
         workers = farm.workers if isinstance(farm, Farm) else 8
         # Enough that no worker and no GPU waits, few enough that the study learns before it asks.
@@ -78,14 +78,17 @@ class Search:
         """Searches until `deadline` (time.monotonic), the trials asked for, or the end of the space."""
         progress = self.recorder.progress
         progress.phase, progress.search_started = "searching", time.monotonic()
+        patience_s = _LAST_ANSWER_S
         try:
             while deadline is None or time.monotonic() < deadline:
                 self._ask()
                 if not self._on_the_way:
                     break
                 self._handle_one(deadline)
+            # What runs is let finish, for the final needs the GPU; only an interruption has no time for it.
+            patience_s = LOAD_TIMEOUT_S + max((d.deadline_s for d in self._drivers), default=0.0)
         finally:
-            self._drain()
+            self._drain(patience_s)
             progress.search_s = time.monotonic() - progress.search_started
 
     def _wanted(self) -> int:
@@ -145,7 +148,7 @@ class Search:
                 self._give(job)
 
     def _give(self, job: Job) -> None:
-        min(self._drivers, key=lambda d: d.jobs.qsize()).jobs.put(job)
+        min(self._drivers, key=lambda d: d.jobs.qsize()).give(job)
 
     def _compiled(self, attempt: _Attempt, future: "concurrent.futures.Future[Any]") -> None:
         if future.cancelled():
@@ -177,7 +180,7 @@ class Search:
         record = self.recorder.record(attempt.config, attempt.compiled, answer, repeat=attempt.trial is None)
         self._on_the_way -= 1
         self._tell(attempt, record.median_us)
-        if fault and (before := self._last.pop(gpu, None)):
+        if fault and (before := self._last.pop(gpu, None)) and not self._draining:
             # What a broken process measured just before its end is measured again.
             self._on_the_way += 1
             self._give(
@@ -203,12 +206,13 @@ class Search:
             best = [c for c, _ in self.recorder.ranked(self.recorder.progress.method)[:KEPT_PROGRAMS]]
             self.programs = {c: self.programs[c] for c in best if c in self.programs}
 
-    def _drain(self) -> None:
-        """Records what is measured already, and drops what is not."""
+    def _drain(self, patience_s: float) -> None:
+        """Records what is measured already and what is running, and drops what has not started."""
+        self._draining = True
         for driver in self._drivers:
             driver.take_jobs()
         for driver in self._drivers:
-            driver.idle.wait(timeout=min(driver.deadline_s, _LAST_ANSWER_S))
+            driver.idle.wait(timeout=patience_s)
         while True:
             try:
                 subject, answer = self._events.get_nowait()

@@ -69,7 +69,7 @@ class Bench:
         self.driver = GpuDriver(gpu, opening, self.answers, **more)
 
     def measure(self, compiled: bytes) -> dict[str, Any]:
-        self.driver.jobs.put(Job(tag=None, program=compiled))
+        self.driver.give(Job(tag=None, program=compiled))
         return self.answers.get(timeout=240)[1]
 
 
