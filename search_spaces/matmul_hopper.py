@@ -91,6 +91,9 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     "accumulator_registers": lambda tile_m, tile_n: tile_m * tile_n // WARPGROUP_THREADS,
     "lhs_stage_bytes": lambda cta_tile_m, tile_k, itemsize: cta_tile_m * tile_k * itemsize,
     "rhs_stage_bytes": lambda cta_tile_n, tile_k, itemsize: cta_tile_n * tile_k * itemsize,
+    # Swizzled tiles of the rhs block as it is stored, for (k, n) its rows are k; the lhs has 8 tiles or more.
+    "rhs_row_tiles": lambda rhs_is_kn, tile_k, cta_tile_n: (tile_k if rhs_is_kn else cta_tile_n) // TILE_ROWS,
+    "rhs_k_tiles": lambda tile_k, itemsize, swizzle_bytes: tile_k * itemsize // swizzle_bytes,
     "epi_slot_bytes": lambda epi_tile_m, epi_tile_n, out_itemsize: epi_tile_m * epi_tile_n * out_itemsize,
     # The ring never holds more stages than a block has steps.
     "steps": lambda max_concurrent_steps, total_steps: np.minimum(max_concurrent_steps, total_steps),
@@ -160,8 +163,8 @@ RULES: tuple[Rule, ...] = (
     ),
     box(
         "matmul.box",
-        # Tiled (rows / 8, columns / swizzle, 8, swizzle): the two outer extents count.
-        lambda cta_tile_m, cta_tile_n, tile_k, swizzle_bytes, itemsize: (
+        # Tiled (rows / 8, columns / swizzle, 8, swizzle): rows count by 8, and columns are fewer still.
+        lambda cta_tile_m, cta_tile_n, tile_k: (
             (cta_tile_m // TILE_ROWS <= MAX_BOX_ELEMENTS)
             & (cta_tile_n // TILE_ROWS <= MAX_BOX_ELEMENTS)
             & (tile_k // TILE_ROWS <= MAX_BOX_ELEMENTS)
@@ -177,6 +180,30 @@ RULES: tuple[Rule, ...] = (
         ),
         "stages of {lhs_stage_bytes} and {rhs_stage_bytes} bytes over a cluster of {cluster_size}",
         "use larger tiles",
+    ),
+    Rule(
+        id="matmul.multicast",
+        # Two blocks halve the first extent above 1 of (rows / 8, k / swizzle, 8 rows).
+        holds=lambda rhs_row_tiles, rhs_k_tiles, cluster_m: (
+            (cluster_m == 1)
+            | (rhs_row_tiles % 2 == 0)
+            | ((rhs_row_tiles == 1) & ((rhs_k_tiles % 2 == 0) | (rhs_k_tiles == 1)))
+        ),
+        have="a rhs block of {rhs_row_tiles} x {rhs_k_tiles} swizzled tiles shared by {cluster_m} blocks",
+        need="an even number of tiles of 8 rows",
+        remedy="make tile_n a multiple of 16, or set cluster_dimension to none or N",
+        source="jax/experimental/mosaic/gpu/launch_context.py, partition of a collective load",
+    ),
+    Rule(
+        id="matmul.multicast_tile",
+        holds=lambda rhs_row_tiles, rhs_k_tiles, cluster_m: (
+            (cluster_m == 1) | (rhs_row_tiles > 1) | (rhs_k_tiles > 1)
+        ),
+        have="a rhs block of one swizzled tile shared by {cluster_m} blocks",
+        need="a tile for each block",
+        remedy="raise tile_n or tile_k, or set cluster_dimension to none or N",
+        source="own kernel: the halves of a swizzled tile of 8 rows were not verified on a GPU",
+        noticed="never",
     ),
     Rule(
         id="matmul.epi_tile_m",

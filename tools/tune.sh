@@ -21,10 +21,15 @@ try:
 except OSError:
     none("no NVIDIA driver is installed")
 count, device, name = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(96)
+major, minor = ctypes.c_int(), ctypes.c_int()
 if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) or not count.value:
     none("the NVIDIA driver finds no GPU")
 if nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) or nvml.nvmlDeviceGetName(device, name, 96):
     none("the NVIDIA driver does not answer")
+if nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)):
+    none("the NVIDIA driver does not answer")
+if (major.value, minor.value) != (9, 0):
+    none(f"{name.value.decode()} is sm_{major.value}{minor.value}, and the matmul so far is for sm_90")
 print(name.value.decode() + (f" and {count.value - 1} more" if count.value > 1 else ""))
 '
 }

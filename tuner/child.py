@@ -50,7 +50,8 @@ class Child:
         root = str(Path(__file__).parent.parent)
         folders = dict.fromkeys(str(Path(folder).absolute()) for folder in (*sys.path, root))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, str(os.getpid()), *arguments],
+            # -P: not from the working directory, where a stranger's `select.py` or `tuner/` may lie.
+            [sys.executable, "-P", "-m", module, str(os.getpid()), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -63,10 +63,13 @@ def run_sweep(
     """
     target = gpus[0].target
     space, progress = _prepare(problem, target, kernel)
-    recorder = Recorder(store, space, progress, seed=options.seed, fresh=options.fresh)
     with contextlib.ExitStack() as stack:
         for gpu in gpus:
             stack.enter_context(exclusive(gpu, wait=options.wait))
+        # Waiting costs no budget, and what the holder measured meanwhile is known.
+        progress.started = time.monotonic()
+        recorder = Recorder(store, space, progress, seed=options.seed, fresh=options.fresh)
+        for gpu in gpus:
             if others := foreign_processes(gpu):
                 progress.notes.append(
                     f"other processes use GPU {gpu.index}: pid {', '.join(map(str, others))}"

@@ -28,12 +28,17 @@ def worst_error(
     nothing: every bit must agree.
     """
     if tolerance is None:
-        wrong = jnp.sum(_bits(out) != _bits(expected))
+        wrong = _count(_bits(out) != _bits(expected))
         return jnp.where(wrong > 0, jnp.inf, 0.0), wrong
     value, wanted = out.astype(jnp.float32), expected.astype(jnp.float32)
     allowed = tolerance + _ulp(wanted, out.dtype)
     ratio = jnp.where(jnp.isfinite(value), jnp.abs(value - wanted) / allowed, jnp.inf)
-    return jnp.max(ratio), jnp.sum(ratio > 1)
+    return jnp.max(ratio), _count(ratio > 1)
+
+
+def _count(wrong: jax.Array) -> jax.Array:
+    """How many are true, rounded; an int32 would come round to 0 at 2^32 of them."""
+    return jnp.sum(wrong, dtype=jnp.float32)
 
 
 def _bits(x: jax.Array) -> jax.Array:

@@ -274,3 +274,28 @@ def test_a_run_of_one_row_needs_no_box() -> None:
     config = copy.TuningConfig(tile_m=1, tile_n=384, grid_schedule="hardware", delay_release=0)
     lowered(copy.FAMILY, problem, config)
     assert config in space_of(problem)
+
+
+@pytest.mark.parametrize("tile_k", [16, 48, 64, 128])
+@pytest.mark.parametrize("tile_n", [8, 16, 56])
+def test_a_rhs_block_two_blocks_can_share(tile_n: int, tile_k: int) -> None:
+    """Our rule and JAX's partition agree on which blocks a cluster may load together, both ways."""
+    problem = MatmulProblem(
+        m=512, n=tile_n * 4, k=tile_k * 4, dtype="bfloat16", rhs="nk", out_dtype="float32"
+    )
+    config = matmul_hopper.TuningConfig(
+        tile_m=64,
+        tile_n=tile_n,
+        tile_k=tile_k,
+        max_concurrent_steps=2,
+        epi_tile_n=8,
+        wg_dimension="M",
+        cluster_dimension="M",
+    )
+    broken = {v.rule for v in space_of(problem).explain(config).violations}
+    assert broken <= {"matmul.multicast", "matmul.multicast_tile"}
+    if "matmul.multicast" in broken:
+        with pytest.raises(ValueError, match="collective size"):
+            lowered(matmul_hopper.FAMILY, problem, config)
+    else:
+        lowered(matmul_hopper.FAMILY, problem, config)
