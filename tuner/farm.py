@@ -13,6 +13,7 @@ from .child import Child, ChildDied, ChildTimeout
 Answer = tuple[dict[str, Any], bytes]
 
 COMPILE_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 60.0
 # JAX keeps every module and executable for the life of a process (mosaic/gpu/core.py, KNOWN_KERNELS).
 TASKS_PER_WORKER = 200
 WORKER_BYTES = 600_000_000
@@ -20,6 +21,7 @@ WORKER_BYTES = 600_000_000
 _ENVIRONMENT: Mapping[str, str] = {
     "JAX_PLATFORMS": "cpu",
     "CUDA_VISIBLE_DEVICES": "",
+    "XLA_FLAGS": "",
     "MOSAIC_GPU_DUMP_PTXAS": "1",
     "JAX_ENABLE_COMPILATION_CACHE": "false",
     # One compilation at a time a process: more threads only get in each other's way.
@@ -51,9 +53,12 @@ def usable_memory_bytes() -> int:
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        counted = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
     except (OSError, ValueError):
         return free
-    return min(free, limit - used)
+    # Page cache that can be dropped at once counts as used there.
+    droppable = next((int(line.split()[1]) for line in counted if line.startswith("inactive_file ")), 0)
+    return min(free, limit - used + droppable)
 
 
 def worker_count() -> int:
@@ -109,6 +114,11 @@ class Farm(concurrent.futures.Executor):
                     self._end(child)
                     child, calls = None, 0
                     child = self._start()
+            except (ChildDied, ChildTimeout, OSError) as error:
+                # Says nothing about what was to be compiled.
+                future.set_result(_failure(f"NO_WORKER {error or 'did not start in time'}", stage="worker"))
+                continue
+            try:
                 calls += 1
                 child.send({"function": function, "argument": argument})
                 answer = child.receive(self._timeout_s)
@@ -131,6 +141,11 @@ class Farm(concurrent.futures.Executor):
                 raise ChildDied("the farm was shut down")
             child = Child("tuner.worker", environment=_ENVIRONMENT)
             self._children.add(child)
+        try:
+            child.receive(_START_TIMEOUT_S)
+        except (ChildDied, ChildTimeout):
+            self._end(child)
+            raise
         return child
 
     def _end(self, child: Child | None) -> None:
@@ -153,5 +168,5 @@ class Farm(concurrent.futures.Executor):
                 thread.join(timeout=10)
 
 
-def _failure(reason: str) -> Answer:
-    return {"rung": "legal", "stage": "compile", "reason": reason}, b""
+def _failure(reason: str, *, stage: str = "compile") -> Answer:
+    return {"rung": "legal", "stage": stage, "reason": reason}, b""

@@ -9,7 +9,7 @@ from tuner.search_spaces.errors import MeasurementError
 from .child import ChildDied, ChildTimeout
 from .final import paired_ratio, ranking
 from .gpu import GpuDriver
-from .recorder import Recorder
+from .recorder import Recorder, least_possible_ns
 from .search import Search
 
 FINALISTS = 8
@@ -41,21 +41,23 @@ def run_final(
     if answer is None:
         recorder.progress.notes.append(told)
         return None
-    final = _verdict(recorder, {name: configs[name] for name in programs}, answer["samples_ns"])
+    samples = _possible(recorder, answer["samples_ns"])
+    if len(samples) < 2 or _BASELINE not in samples:
+        recorder.progress.notes.append("the final's times were impossible")
+        return None
+    final = _verdict(recorder, configs, samples)
     recorder.store.add_final(final)
     return final
 
 
 def _members(recorder: Recorder) -> dict[str, Any]:
-    ranked = [config for config, _ in recorder.ranked(recorder.progress.method)[:FINALISTS]]
-    if not ranked:
-        return {}
-    default = recorder.family.default_config(recorder.problem, recorder.target)
-    if recorder.settled().get(default, 0.0) is None:
-        # It failed: a final with it would fail too.
-        return {str(place): config for place, config in enumerate(ranked, start=1)}
-    members = {str(place): config for place, config in enumerate(ranked, start=1) if config != default}
-    return {**members, _DEFAULT: default}
+    """The best few and the default, where it was timed and so verified."""
+    ranked = [config for config, _ in recorder.ranked(recorder.progress.method)]
+    members = {str(place): config for place, config in enumerate(ranked[:FINALISTS], start=1)}
+    if recorder.default in ranked:
+        members = {name: config for name, config in members.items() if config != recorder.default}
+        members[_DEFAULT] = recorder.default
+    return members
 
 
 def _programs(recorder: Recorder, search: Search, farm: Any, configs: dict[str, Any]) -> dict[str, bytes]:
@@ -71,6 +73,12 @@ def _programs(recorder: Recorder, search: Search, farm: Any, configs: dict[str, 
         if program:
             programs[name] = program
     return {name: programs[name] for name in configs if name in programs}
+
+
+def _possible(recorder: Recorder, samples: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
+    """The members all of whose samples a device could have taken."""
+    least_ns = least_possible_ns(recorder.problem, recorder.target)
+    return {name: rounds for name, rounds in samples.items() if min(map(min, rounds)) >= least_ns}
 
 
 def _verdict(recorder: Recorder, configs: dict[str, Any], samples: dict[str, list[list[int]]]) -> Final:

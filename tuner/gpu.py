@@ -34,8 +34,14 @@ def exclusive(gpu: Gpu, *, wait: bool) -> Iterator[None]:
     Raises:
       NoGpuError: another sweep holds it and `wait` is false.
     """
-    path = _lock_folder() / f"{gpu.uuid}.lock"
-    with os.fdopen(_shared_file(path), "r+") as lock:
+    try:
+        path = _lock_folder() / f"{gpu.uuid}.lock"
+        opened = os.fdopen(_shared_file(path), "r+")
+    except OSError as error:
+        raise NoGpuError(
+            f"GPU {gpu.index} cannot be locked: {error}", fix="set TMPDIR to a folder you may write"
+        ) from error
+    with opened as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -54,10 +60,11 @@ def exclusive(gpu: Gpu, *, wait: bool) -> Iterator[None]:
 
 def _shared_file(path: Path) -> int:
     """Opens a file every user may lock; one that is there is not created again (fs.protected_regular)."""
+    # O_NOFOLLOW: somebody else may have put a link there, to a file that is not a lock.
     try:
-        return os.open(path, os.O_RDWR)
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         with contextlib.suppress(OSError):
             os.fchmod(descriptor, 0o666)
         return descriptor
@@ -121,6 +128,8 @@ class GpuDriver:
         return {
             "CUDA_VISIBLE_DEVICES": self.gpu.uuid,
             "JAX_PLATFORMS": "cuda",
+            # The baseline is XLA's under its default flags.
+            "XLA_FLAGS": "",
             "JAX_ENABLE_COMPILATION_CACHE": "false",
             "XLA_PYTHON_CLIENT_PREALLOCATE": os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
             "TF_CPP_MIN_LOG_LEVEL": "1",
@@ -162,11 +171,11 @@ class GpuDriver:
                     self._reopen()
                 self._answers.put((job, {"gpu": self.gpu.index, **self._measure(job)}))
                 self._count(-1)
-        except MeasurementError as error:
+        except Exception as error:  # noqa: BLE001 - a driver that ends must say so, whatever ended it
             # The job says nothing about its configuration: whoever finds the failure moves it elsewhere.
             if job is not None:
                 self.jobs.put(job)
-            self.failure = error
+            self.failure = error if isinstance(error, MeasurementError) else MeasurementError(str(error))
         self.close_child()
         self.ready.set()
         self.idle.set()

@@ -40,6 +40,7 @@ class Recorder:
         self.run_id = uuid.uuid4().hex
         self.versions: dict[str, str] = {}
         self.unsaved: list[Measurement] = []
+        self._pending: tuple[Any, Measurement, bool] | None = None
         self.seed = seed
         self._known: list[tuple[Any, Measurement]] = []
         if not fresh:
@@ -55,6 +56,11 @@ class Recorder:
                 self._known.append((config, record))
         self.progress.skipped = len(self.settled())
 
+    @functools.cached_property
+    def default(self) -> Any:
+        """The family's default configuration for the problem."""
+        return self.family.default_config(self.problem, self.target)
+
     def legal_config(self, fields: Mapping[str, Any]) -> Any | None:
         """The configuration of a record, or None when it is not legal today."""
         try:
@@ -66,21 +72,23 @@ class Recorder:
     def settled(self) -> dict[Any, float | None]:
         """Configurations that need no further trial: median microseconds, or None for a failure."""
         known: dict[Any, float | None] = {}
+        # Where nothing worked, something else was broken.
+        worked = {record.run_id for _, record in self._known if record.median_us is not None}
         for config, record in self._known:
             if record.median_us is not None:
                 known[config] = record.median_us
-            elif record.failed_stage and not record.reason.startswith(_RETRIED):
+            elif record.failed_stage and record.run_id in worked and not record.reason.startswith(_RETRIED):
                 known.setdefault(config, None)
         return known
+
+    def compiled(self) -> list[tuple[Any, Measurement]]:
+        """The newest record of each configuration that went as far as `compiled` and no further."""
+        return list({c: (c, r) for c, r in self._known if r.rung == "compiled" and not r.failed}.values())
 
     def ranked(self, method: str) -> list[tuple[Any, Measurement]]:
         """The newest timed record of each configuration by `method`, fastest first."""
         newest = {c: r for c, r in self._known if r.median_us is not None and r.method == method}
         return sorted(newest.items(), key=lambda item: item[1].median_us or 0.0)
-
-    def of_this_run(self) -> list[tuple[Any, Measurement]]:
-        """What this run recorded, in order."""
-        return [(c, r) for c, r in self._known if r.run_id == self.run_id]
 
     def record(
         self, config: Any, compiled: Mapping[str, Any], answer: Mapping[str, Any], *, repeat: bool = False
@@ -124,17 +132,28 @@ class Recorder:
             lower_s=compiled.get("lower_s"),
             compile_s=compiled.get("compile_s"),
         )
+        self._pending = config, measurement, repeat
+        self.finish()
+        return measurement
+
+    def finish(self) -> bool:
+        """Stores a measurement whose storing was interrupted (twice keeps one); False if there is none."""
+        if self._pending is None:
+            return False
+        config, measurement, repeat = self._pending
         self._store(measurement)
         self._known.append((config, measurement))
         if not repeat:
             self._count(config, measurement)
-        return measurement
+        self._pending = None
+        return True
 
     def _store(self, measurement: Measurement) -> None:
         try:
             self.store.add(measurement)
         except DatabaseError:
             self.unsaved.append(measurement)
+            self._pending = None
             raise
 
     def common(self) -> dict[str, Any]:

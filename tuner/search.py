@@ -11,6 +11,7 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
+from tuner.results.records import Measurement
 from tuner.search_spaces.errors import DatabaseError, MeasurementError
 
 from .compiling import CompileTask
@@ -22,6 +23,8 @@ from .sampler import LegalSampler, SpaceExhausted, new_study
 
 # Programs kept in memory for the final.
 KEPT_PROGRAMS = 24
+# Failures without one success after which a sweep bounded by trials gives up.
+_LEAST_FAILURES = 50
 # How long an interrupted search waits for the answer of a program that runs.
 _LAST_ANSWER_S = 2.0
 
@@ -53,7 +56,9 @@ class Search:
         self.programs: dict[Any, bytes] = {}
         self.recorder, self._farm, self._drivers = recorder, farm, list(drivers)
         self._events, self._options, self._listener = events, options, listener
-        known = recorder.settled()
+        known = (
+            recorder.settled() if drivers else {c: predicted(recorder, c, r) for c, r in recorder.compiled()}
+        )
         sampler = LegalSampler(recorder.space, starts=starts, seen=known, seed=options.seed)
         told = [(config, time_us) for config, time_us in known.items() if time_us is not None]
         self._study = new_study(sampler, told)
@@ -63,6 +68,8 @@ class Search:
         self._opened = opened
         self._on_the_way = 0
         self._exhausted = self._draining = False
+        self._current: tuple[Any, Any] | None = None
+        self._no_worker = 0
         self._last: dict[int, Job] = {}
         workers = farm.workers if isinstance(farm, Farm) else 8
         # Enough that no worker and no GPU waits, few enough that the study learns before it asks.
@@ -94,8 +101,12 @@ class Search:
     def _wanted(self) -> int:
         if self._options.trials is None:
             return self._most_on_the_way
-        done = self.recorder.progress.timed if self._drivers else self.recorder.progress.compiled
-        return min(self._most_on_the_way, self._options.trials - done)
+        progress = self.recorder.progress
+        if done := progress.timed if self._drivers else progress.compiled:
+            return min(self._most_on_the_way, self._options.trials - done)
+        # Where nothing has worked, the trials end too: something else than the configurations is broken.
+        trials = self._options.trials
+        return min(self._most_on_the_way, trials, max(trials, _LEAST_FAILURES) - progress.failed)
 
     def _ask(self) -> None:
         while not self._exhausted and self._on_the_way < self._wanted():
@@ -130,10 +141,17 @@ class Search:
         except queue.Empty:
             pass
         else:
-            if isinstance(subject, _Attempt):
-                self._compiled(subject, answer)
-            else:
-                self._timed(subject, answer)
+            self._current = subject, answer
+            try:
+                if isinstance(subject, _Attempt):
+                    self._compiled(subject, answer)
+                else:
+                    self._timed(subject, answer)
+            except DatabaseError:
+                # The recorder keeps what the database did not take.
+                self._current = None
+                raise
+            self._current = None
         self._check_drivers()
         self._listener(self.recorder.progress)
 
@@ -155,29 +173,34 @@ class Search:
             self._on_the_way -= 1
             return
         info, program = future.result()
+        if info["stage"] == "worker":
+            self._without_worker(attempt, info["reason"])
+            return
+        self._no_worker = 0
         attempt.compiled = info
         if program:
             self.recorder.progress.compiled += 1
         if program and self._drivers:
             self._give(Job(tag=attempt, program=program))
             return
-        self.recorder.record(attempt.config, info, info)
-        self._tell(attempt, None if not program else self._predicted_us(attempt))
+        record = self.recorder.record(attempt.config, info, info)
+        self._tell(attempt, predicted(self.recorder, attempt.config, record) if program else None)
         self._on_the_way -= 1
 
-    def _predicted_us(self, attempt: _Attempt) -> float:
-        columns = self.recorder.family.config_columns(
-            self.recorder.problem, self.recorder.target, attempt.config
-        )
-        return float(columns.apply(self.recorder.family.predict_us)) * spill_factor(attempt.compiled)
+    def _without_worker(self, attempt: _Attempt, reason: str) -> None:
+        """Tries again, for a machine may be out of processes for a moment; but not for ever."""
+        self._no_worker += 1
+        if self._no_worker > self._most_on_the_way:
+            raise MeasurementError(f"no worker can start: {reason}", fix="run tuner doctor")
+        self._submit(attempt)
 
     def _timed(self, job: Job, answer: dict[str, Any]) -> None:
         attempt: _Attempt = job.tag
-        gpu = answer.pop("gpu")
-        fault = answer.pop("fault", False)
+        gpu, fault = answer["gpu"], answer.get("fault", False)
         if not self.recorder.progress.method:
             self._opened()
         record = self.recorder.record(attempt.config, attempt.compiled, answer, repeat=attempt.trial is None)
+        self._current = None
         self._on_the_way -= 1
         self._tell(attempt, record.median_us)
         if fault and (before := self._last.pop(gpu, None)) and not self._draining:
@@ -209,6 +232,10 @@ class Search:
     def _drain(self, patience_s: float) -> None:
         """Records what is measured already and what is running, and drops what has not started."""
         self._draining = True
+        # An interruption may have come between an answer and its record.
+        with contextlib.suppress(DatabaseError):
+            if not self.recorder.finish() and self._current and isinstance(self._current[0], Job):
+                self._timed(*self._current)
         for driver in self._drivers:
             driver.take_jobs()
         for driver in self._drivers:
@@ -224,9 +251,10 @@ class Search:
                     self._timed(subject, answer)
 
 
-def spill_factor(compiled: dict[str, Any]) -> float:
-    """How much slower spilling makes a configuration, before anything was measured.
+def predicted(recorder: Recorder, config: Any, record: Measurement) -> float:
+    """Microseconds the prior gives a compiled configuration, its spills added.
 
     Measured on an H200: the first kilobyte of spills costs about as much again as the kernel.
     """
-    return 1.0 + (compiled.get("spill_bytes") or 0) / 1024
+    columns = recorder.family.config_columns(recorder.problem, recorder.target, config)
+    return float(columns.apply(recorder.family.predict_us)) * (1.0 + (record.spill_bytes or 0) / 1024)

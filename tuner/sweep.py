@@ -9,6 +9,7 @@ from typing import Any
 
 from tuner.results.nearest import nearest
 from tuner.results.records import DeviceIdentity, Final, Measurement
+from tuner.results.shipped import shipped
 from tuner.results.store import Store
 from tuner.search_spaces.architecture import Target
 from tuner.search_spaces.errors import DatabaseError, MeasurementError
@@ -23,7 +24,7 @@ from .finalists import run_final
 from .gpu import GpuDriver, exclusive
 from .options import Listener, Options, Progress
 from .recorder import Recorder
-from .search import Search, spill_factor
+from .search import Search, predicted
 
 # What the final and closing the processes take out of a budget (measured on an H200), at most a third of it.
 _FINAL_RESERVE_S = 6.0
@@ -158,6 +159,8 @@ def _adopt_baseline(recorder: Recorder, drivers: Sequence[GpuDriver]) -> None:
     progress.baseline_us = opened["baseline"]["us"]
     progress.baseline_algorithm = opened["baseline"]["algorithm"]
     recorder.versions = {**recorder.versions, **opened["versions"], "baseline": progress.baseline_algorithm}
+    for config, record in recorder.ranked(progress.method)[:1]:
+        progress.best_config, progress.best_us = config, record.median_us
 
 
 def _check_device(target: Target, found: dict[str, Any]) -> None:
@@ -188,19 +191,15 @@ def run_deviceless(
       NoLegalConfigError, UnsupportedError, DatabaseError; MeasurementError: nothing compiled.
     """
     space, progress = _prepare(problem, target, kernel)
-    recorder = Recorder(store, space, progress, seed=options.seed, fresh=True)
+    recorder = Recorder(store, space, progress, seed=options.seed, fresh=options.fresh)
+    progress.skipped = len(recorder.compiled())
     recorder.versions = {"project": __version__, **_installed_versions()}
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with _farm(options) as farm:
         search = Search(recorder, farm, (), events, options, listener, starts=_starts(recorder))
         with _unsaved_told(recorder):
             search.run(_deadline(progress, options))
-    ranked = []
-    for config, record in recorder.of_this_run():
-        if record.rung == "compiled" and not record.failed_stage:
-            columns = recorder.family.config_columns(problem, target, config)
-            predicted = float(columns.apply(recorder.family.predict_us))
-            ranked.append((config, record, predicted * spill_factor({"spill_bytes": record.spill_bytes})))
+    ranked = [(config, record, predicted(recorder, config, record)) for config, record in recorder.compiled()]
     if not ranked:
         raise _all_failed(progress)
     ranked.sort(key=lambda item: item[2])
@@ -226,11 +225,18 @@ def _farm(options: Options) -> Iterator[Farm]:
 
 def _starts(recorder: Recorder) -> list[Any]:
     """The default, and the best configurations of the nearest recorded problems that are legal here."""
-    bests = recorder.store.bests(family=recorder.family.name, device=recorder.device)
-    usable = [b for b in bests if b.revision == recorder.family.revision]
+    shared = shipped(recorder.target.device_kind)
+    bests = [*recorder.store.bests(family=recorder.family.name, device=recorder.device), *shared]
+    usable = [
+        best
+        for best in bests
+        if best.family == recorder.family.name
+        and best.revision == recorder.family.revision
+        # What is known of this very problem is either recalled, or asked to be forgotten.
+        and best.problem != recorder.problem
+    ]
     configs = [recorder.legal_config(best.config) for _, best in nearest(recorder.problem, usable, _NEAREST)]
-    default = recorder.family.default_config(recorder.problem, recorder.target)
-    return [default, *(c for c in configs if c is not None)]
+    return [recorder.default, *(c for c in configs if c is not None)]
 
 
 def _deadline(progress: Progress, options: Options) -> float | None:

@@ -2,11 +2,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tuner.child import Child, ChildDied, ChildTimeout, telling_line
+from tuner.farm import Farm
 
+from . import tasks
 from .processes import alive, all_end
 from .sweeps import ROOT
 
@@ -146,3 +149,15 @@ def test_a_child_whose_parent_is_gone_already_ends() -> None:
 )
 def test_telling_line(log: str, line: str) -> None:
     assert telling_line(log) == line
+
+
+def test_nothing_is_imported_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger's project may hold a `select.py`, and a `tuner/` of its own."""
+    (tmp_path / "select.py").write_text("raise RuntimeError('mine')\n")
+    (tmp_path / "tuner").mkdir()
+    (tmp_path / "tuner" / "__init__.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with Farm(1, timeout_s=30) as farm:
+        assert farm.submit(tasks.echo, {}).result(timeout=60) == ({}, b"")

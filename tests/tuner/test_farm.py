@@ -184,7 +184,7 @@ def test_usable_cpus(monkeypatch: pytest.MonkeyPatch, quota: str | None, cpus: i
     [
         (None, None, 8 * GIGABYTE),
         ("max", str(GIGABYTE), 8 * GIGABYTE),
-        (str(4 * GIGABYTE), str(GIGABYTE), 3 * GIGABYTE),
+        (str(4 * GIGABYTE), str(GIGABYTE), 3 * GIGABYTE + GIGABYTE // 5),
         (str(64 * GIGABYTE), str(GIGABYTE), 8 * GIGABYTE),
     ],
 )
@@ -193,7 +193,13 @@ def test_usable_memory(
 ) -> None:
     files = {"/proc/meminfo": "MemTotal: 16000000 kB\nMemFree: 1 kB\nMemAvailable: 7812500 kB\n"}
     if limit is not None and used is not None:
-        files |= {"/sys/fs/cgroup/memory.max": limit, "/sys/fs/cgroup/memory.current": used}
+        # A fifth of what is used is page cache that can be dropped.
+        cache = int(used) // 5
+        files |= {
+            "/sys/fs/cgroup/memory.max": limit,
+            "/sys/fs/cgroup/memory.current": used,
+            "/sys/fs/cgroup/memory.stat": f"anon 1\nactive_file 5\ninactive_file {cache}\n",
+        }
     monkeypatch.setattr(farms, "Path", Files(files))
     assert usable_memory_bytes() == free
 

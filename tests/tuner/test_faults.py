@@ -230,3 +230,12 @@ def test_the_command_fails_when_everything_failed(
     assert code == 1
     assert out == ""
     assert "every configuration failed: 40 x verify: WRONG_OUTPUT" in err.splitlines()[-1]
+
+
+def test_trials_end_where_nothing_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No budget and no success must not mean walking through millions of configurations."""
+    misbehave(monkeypatch, {"*": "compile_failure"})
+    monkeypatch.setattr("tuner.search._LEAST_FAILURES", 6)
+    with pytest.raises(MeasurementError, match="every configuration failed"):
+        sweep(trials=3)
+    assert 3 <= len(records()) <= 12

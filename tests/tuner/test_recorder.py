@@ -134,7 +134,7 @@ def test_what_is_settled(store: Store) -> None:
     again = recorder(store)
     assert {config.index: us for config, us in again.settled().items()} == settled
     assert again.progress.skipped == 3
-    assert again.of_this_run() == []
+    assert [config.index for config, _ in again.compiled()] == [4]
     assert [config.index for config, _ in again.ranked("cupti")] == [0]
     assert again.ranked("span") == []
 
@@ -231,3 +231,31 @@ def test_a_budget_ends_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 <= outcome.progress.timed < stubs.SIZE
     assert outcome.final is not None
     assert not outcome.complete
+
+
+def test_failures_of_a_run_in_which_nothing_worked_are_not_settled(store: Store) -> None:
+    """A missing compiler fails every configuration, and says nothing about any."""
+    to = recorder(store)
+    broken = {"rung": "lowered", "stage": "compile", "reason": "JaxRuntimeError no ptxas"}
+    for index in range(3):
+        to.record(StubConfig(index=index), {}, broken)
+    assert recorder(store).settled() == {}
+    timed(to, 3, [100.0])
+    assert len(recorder(store).settled()) == 4
+
+
+def test_an_interruption_while_storing_loses_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    to = recorder(store)
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            timed(to, 0, [100.0])
+    assert store.measurements() == []
+    assert to.finish()
+    assert not to.finish()
+    assert [record.median_us for record in store.measurements()] == [100.0]
+    assert to.progress.timed == 1
