@@ -25,7 +25,8 @@ lint: setup
 	.venv/bin/mypy
 
 test: lint
-	.venv/bin/python -m pytest -n 2 -m 'not gpu' $(ARGS)
+	.venv/bin/python -m pytest -n 2 -m 'not gpu and not deviceless' $(ARGS)
+	@$(MAKE) --no-print-directory test-deviceless
 
 test-deviceless:
 	@tools/setup.sh deviceless

@@ -45,7 +45,8 @@ def _default_place() -> str:
 
 
 def redacted(url: str) -> str:
-    """The URL or path with every password in it replaced by ***."""
+    """A path as it is, SQLite's URLs too; other URLs with every password in them replaced by ***."""
+    url = re.sub(r"^sqlite:///(?=.)", "", url)
     if "://" not in url:
         return url
     try:

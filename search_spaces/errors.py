@@ -90,7 +90,7 @@ class NoGpuError(TunerError):
 
 
 def nearest_name(name: str, names: Iterable[str]) -> str:
-    """`; did you mean X` for the closest of `names`, or the whole list when nothing is close."""
+    """`did you mean X` for the closest of `names`, or the whole list when nothing is close."""
     names = list(names)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]}" if close else f"choose from {', '.join(names)}"

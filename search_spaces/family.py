@@ -44,11 +44,12 @@ class Axis:
 class KernelFamily:
     """A tunable kernel.
 
-    `build`, `reference` and `baseline` are `module:attribute` names, resolved in workers only:
+    `build`, `operands`, `reference` and `baseline` are `module:attribute` names, resolved in our own
+    processes only:
       build(problem, config, target) -> function of the operands
-      operands(problem, seed) -> the operands, on the default device
-      reference(problem) -> function of the operands giving (expected, tolerance)
-      baseline(problem) -> functions of the operands; the fastest one counts
+      operands(problem, seed) -> tuple of arrays on the default device
+      reference(problem, operands, seed) -> (expected, tolerance); tolerance None asks for equal bits
+      baseline(problem) -> functions of the operands, the fastest counts; their output is the kernel's shape
     `supports` gives the reason a problem cannot run on a target at all, or "".
     `predict_us` orders configurations (columns in, microseconds out); it never forbids.
     `reported` are the derived quantities `explain` shows. `address` is where other processes find

@@ -64,7 +64,7 @@ def matmul_us(
     memory, L2 and DRAM for each stage, times stages and waves, plus what epilogues leave bare.
     """
     clock_hz = target.max_sm_clock_mhz * 1e6 * _SUSTAINED_CLOCK
-    rate = target.architecture.flops_per_clock_per_sm
+    rate = target.flops_per_clock_per_sm
     math = 2.0 * cta_tile_m * cta_tile_n * tile_k / rate
     # Each WGMMA of 64 rows reads its 64 x 16 of lhs and all of rhs from shared memory.
     smem_bytes = 2 * (tile_m / 64) * (64 + tile_n) * tile_k * itemsize

@@ -1,6 +1,6 @@
 """JAX's own `jax.experimental.pallas.ops.gpu.hopper_matmul_mgpu`, described with our rule building blocks.
 
-Its legal counts and shared memory were held against real lowering (../shared/design/cases.md, G1 and G2), so
+Its legal counts and shared memory were held against real lowering, so
 they hold the building blocks. It is also a family of a user's own: `tests.hopper_mgpu:FAMILY`.
 """
 
@@ -177,7 +177,7 @@ RULES = (
 
 
 def axes(problem: MatmulProblem, target: Target) -> tuple[Axis, ...]:
-    """The reference space of 486 in cases.md, G2."""
+    """The 486 candidates of a published sweep."""
     return (
         Axis("tile_m", (64, 128, 256)),
         Axis("tile_n", (64, 128, 256)),

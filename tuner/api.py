@@ -45,26 +45,29 @@ def legal_space(
 class TuningResult:
     """What `tune` found. As a context manager it makes `best` the answer of `best_config` inside."""
 
-    def __init__(self, outcome: Outcome, device: DeviceIdentity) -> None:
+    def __init__(self, outcome: Outcome, device: DeviceIdentity, kernel: str = "") -> None:
         self.outcome = outcome
-        self._device = device
+        self._device, self._kernel = device, kernel
 
     @property
     def best(self) -> Any:
         """The winner of the paired final, or the fastest where none was held."""
         final = self.outcome.final
-        if final is not None:
-            fields = final.members[final.winner].config
-            for config, _, _ in self.outcome.ranked:
-                if dataclasses.asdict(config) == fields:
-                    return config
-        return self.outcome.ranked[0][0]
+        return self.outcome.ranked[0][0] if final is None else self._members((final.winner,))[0]
+
+    def _members(self, indices: tuple[int, ...]) -> tuple[Any, ...]:
+        """Members of the final as configurations; each was timed before, so it is ranked."""
+        final = self.outcome.final
+        assert final is not None
+        ranked = {tuple(sorted(dataclasses.asdict(c).items())): c for c, _, _ in self.outcome.ranked}
+        fields = (final.members[i].config or {} for i in indices)
+        return tuple(ranked[tuple(sorted(f.items()))] for f in fields)
 
     @property
     def ties(self) -> tuple[Any, ...]:
-        """The configurations the final could not tell from the fastest, as field mappings."""
+        """The configurations the final could not tell from the fastest, the winner among them."""
         final = self.outcome.final
-        return () if final is None else tuple(final.members[i].config for i in final.ties)
+        return () if final is None else self._members(final.ties)
 
     @property
     def ratio(self) -> float | None:
@@ -96,7 +99,7 @@ class TuningResult:
         )
 
     def __enter__(self) -> Self:
-        self._overlay = overlay(self.outcome.progress.problem, self._device, self.best)
+        self._overlay = overlay(self.outcome.progress.problem, self._device, self._kernel, self.best)
         self._overlay.__enter__()
         return self
 
@@ -131,4 +134,4 @@ def tune(
     chosen = chosen_gpus(gpus)
     with Store.open(db) as store:
         outcome = run_sweep(problem, chosen, store, options, kernel=kernel)
-    return TuningResult(outcome, DeviceIdentity.from_target(chosen[0].target))
+    return TuningResult(outcome, DeviceIdentity.from_target(chosen[0].target), kernel)

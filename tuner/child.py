@@ -44,7 +44,7 @@ class Child:
 
     def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - lives as long as the child
-        # Appending, so that what is written after a truncation starts at the beginning.
+        # Several processes write to it, each through an offset of its own.
         fcntl.fcntl(self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND)
         # What the caller can import, the child can: a kernel may stand beside the caller's script.
         root = str(Path(__file__).parent.parent)
@@ -117,7 +117,9 @@ class Child:
         """Ends the child's whole group at once and waits for it."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        # A process stuck in the driver may outlast SIGKILL; nobody waits for it for ever.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=10)
         for stream in (self.process.stdin, self.process.stdout, self._log):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -163,17 +165,19 @@ class Parent:
 
 @contextlib.contextmanager
 def captured_log() -> Iterator[Callable[[], str]]:
-    """What this process (compilers included) logs inside the block, readable through the yielded call."""
+    """What this process (compilers included) logs inside the block, readable through the yielded call.
+
+    Nothing where stderr is no file: in a worker of ours it always is one.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    with contextlib.suppress(OSError):
-        os.ftruncate(2, 0)
+    start = os.fstat(2).st_size
 
     def read() -> str:
         sys.stdout.flush()
         sys.stderr.flush()
         try:
-            return os.pread(2, os.fstat(2).st_size, 0).decode(errors="replace")
+            return os.pread(2, os.fstat(2).st_size - start, start).decode(errors="replace")
         except OSError:
             return ""
 

@@ -212,7 +212,11 @@ class Session:
     def rounds(
         self, payload: bytes, *, rounds: int, runs: int, seed: int, started: Any
     ) -> tuple[dict[str, Any], bytes]:
-        """Times the held programs and the baseline in shuffled rounds: {name: [[ns] a round]}."""
+        """Times the held programs and the baseline in shuffled rounds.
+
+        Returns:
+          samples_ns: for each name, and `baseline`, the nanoseconds of every run, round by round.
+        """
         del payload
         import random
 

@@ -49,16 +49,17 @@ class BestConfig:
 # Nearest problems whose best is tried on the one asked for.
 _NEAREST = 64
 
-# Problem, device and pinned configuration, the innermost block first.
-_overlays: contextvars.ContextVar[tuple[tuple[Problem, DeviceIdentity, Any], ...]] = contextvars.ContextVar(
+# Problem, device, kernel as it was named and pinned configuration, the innermost block first.
+_Pin = tuple[Problem, DeviceIdentity, str, Any]
+_overlays: contextvars.ContextVar[tuple[_Pin, ...]] = contextvars.ContextVar(
     "mosaic_tuner_overlays", default=()
 )
 
 
 @contextlib.contextmanager
-def overlay(problem: Problem, device: DeviceIdentity, config: Any) -> Iterator[None]:
-    """Inside the block, `config` answers for the problem on the device before everything else."""
-    token = _overlays.set(((problem, device, config), *_overlays.get()))
+def overlay(problem: Problem, device: DeviceIdentity, kernel: str, config: Any) -> Iterator[None]:
+    """Inside the block, `config` answers for the problem and kernel on the device before all else."""
+    token = _overlays.set(((problem, device, kernel, config), *_overlays.get()))
     try:
         yield
     finally:
@@ -93,26 +94,32 @@ def best_config(
         raise UsageError(f"on_miss={on_miss!r} is unknown", fix="choose from nearest, predict, error")
     target = resolve_target(device)
     identity = DeviceIdentity.from_target(target)
-    for pinned_problem, pinned_device, config in _overlays.get():
-        if pinned_problem == problem and pinned_device.matches(identity):
+    for pinned_problem, pinned_device, pinned_kernel, config in _overlays.get():
+        if (pinned_problem, pinned_kernel) == (problem, kernel) and pinned_device.matches(identity):
             return BestConfig(
                 config, "overlay", None, None, target.device_kind, "pinned by the surrounding block"
             )
     url = db or default_url()
-    key = (problem, target, on_miss, url, kernel, _stamp(url))
+    key, stamp = (problem, target, on_miss, url, kernel), _stamp(url)
     with _lock:
-        if (known := _answers.get(key)) is None:
-            known = _answers[key] = _search_layers(problem, target, identity, on_miss, url, kernel)
-    return known
+        known = _answers.get(key)
+        if known is not None and stamp is not None and known[0] == stamp:
+            return known[1]
+        answer = _search_layers(problem, target, identity, on_miss, url, kernel)
+        _answers[key] = stamp, answer
+    return answer
 
 
-_answers: dict[Any, BestConfig] = {}
+_answers: dict[Any, tuple[Any, BestConfig]] = {}
 _lock = threading.Lock()
 
 
-def _stamp(url: str) -> tuple[Any, ...]:
-    """Changes whenever the database does, so that answers in memory are never stale."""
-    path = parsed(url).database or ""
+def _stamp(url: str) -> tuple[Any, ...] | None:
+    """Changes whenever a database file does, so that answers in memory are never stale; None for a server."""
+    address = parsed(url)
+    if address.host is not None:
+        return None
+    path = address.database or ""
     stamps: list[tuple[int, int]] = []
     for name in (path, f"{path}-wal"):
         with contextlib.suppress(OSError):

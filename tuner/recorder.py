@@ -213,7 +213,7 @@ def checkout_commit() -> str:
 
 def least_possible_ns(problem: Problem, target: Target) -> float:
     """What no run can beat: the peak rate at the maximum clock, and DRAM for bytes L2 cannot hold."""
-    peak = target.sm_count * target.architecture.flops_per_clock_per_sm * target.max_sm_clock_mhz * 1e6
+    peak = target.sm_count * target.flops_per_clock_per_sm * target.max_sm_clock_mhz * 1e6
     math_s = problem.flops / (peak * _PEAK_SLACK) if peak else 0.0
     beyond_l2_bytes = max(0, problem.bytes - 2 * target.l2_bytes)
     dram_s = beyond_l2_bytes / (target.dram_bytes_per_s * _PEAK_SLACK) if target.dram_bytes_per_s else 0.0

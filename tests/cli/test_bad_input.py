@@ -285,7 +285,6 @@ def test_gpus_that_are_not_here(run: Run, gpus: str, parts: tuple[str, ...]) -> 
 
 
 def test_unlike_gpus(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C32."""
     others = [stubs.GPU, Gpu(1, "GPU-a100", device_target("NVIDIA A100-SXM4-80GB"))]
     stubs.install(monkeypatch.setattr)
     monkeypatch.setattr(device, "gpus", lambda: others)
@@ -295,7 +294,6 @@ def test_unlike_gpus(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_a_sweep_without_a_legal_configuration_stores_nothing(run: Run, database: Path) -> None:
-    """C02."""
     told_on_one_line(run("sweep", *SEVENTEEN.split()), NOTHING, "m=17", "m=64")
     assert nothing_stored(database)
 

@@ -233,7 +233,7 @@ def test_best_after_a_sweep(run: Run) -> None:
     assert err.startswith("nearest on NVIDIA H200")
     (line,) = err.splitlines()
     assert "copy m=64 n=64 dtype=float32" in line
-    # C11: an H100 is no H200.
+    # An H100 is no H200.
     code, out, _ = run("best", *stubs.ARGUMENTS, "--device", "NVIDIA H100 PCIe", "--on-miss", "nearest")
     assert (code, out) == (3, "")
 
@@ -321,7 +321,6 @@ def test_doctor_makes_no_database(run: Run, database: Path) -> None:
 
 
 def test_sweeps_and_doctors_open_one_new_database_at_once(database: Path) -> None:
-    """C07."""
     sweep = ("sweep", *stubs.ARGUMENTS, "--deviceless", "--arch", "sm_90", "--trials", "1")
     started = [Command(*sweep).process for _ in range(6)] + [python_m("doctor") for _ in range(2)]
     ended = [process.communicate(timeout=120) for process in started]

@@ -130,7 +130,7 @@ def test_what_lowering_refuses_says_why(farm: Farm, fields: dict[str, int], rung
 
 
 def test_what_ptxas_refuses_says_why() -> None:
-    """On sm_100 the Hopper kernel lowers, and only ptxas knows better (legality.md, section 3.0)."""
+    """On sm_100 the Hopper kernel lowers, and only ptxas knows better."""
     target = reference_target("sm_100")
     config = matmul_hopper.TuningConfig(tile_m=64, max_concurrent_steps=3)
     # One process compiles for one architecture.

@@ -140,7 +140,7 @@ EPILOGUES = pytest.mark.parametrize(
 def test_an_epilogue_that_does_not_divide_leaves_output_unwritten(
     tiles: dict[str, int], unwritten: float
 ) -> None:
-    """cases.md C05: JAX's own kernel lowers with it, is fast, and never writes part of its output."""
+    """JAX's own kernel lowers with it, is fast, and never writes part of its output."""
     config = hopper_mgpu.TuningConfig(**{"tile_m": 64, "tile_n": 64, "max_concurrent_steps": 1, **tiles})
     problem = MatmulProblem(m=config.tile_m, n=2 * config.tile_n, k=64, dtype="bfloat16")
     operands, out = interpreted(hopper_mgpu.FAMILY, problem, config)

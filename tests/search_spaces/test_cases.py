@@ -1,7 +1,7 @@
-"""What people who tune GPU kernels ran into: numbers refer to ../shared/design/cases.md.
+"""What people who tune GPU kernels ran into, as they reported it.
 
-C01, C05, G1 and G2 hold JAX's own Hopper matmul, described in tests/hopper_mgpu.py; C02, C03, C18, C20 and
-C38 hold our families.
+What was reported of JAX's own Hopper matmul is held by its description in tests/hopper_mgpu.py, the rest by
+our families.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def test_c01_most_of_the_grid_does_not_fit_shared_memory() -> None:
     [
         (4, 229_440, 232_448, True),
         (5, 278_608, 232_448, False),
-        # Strictly less than the limit: at equality the launch fails on an H200 (legality.md, section 11).
+        # Strictly less than the limit: at equality the launch fails on an H200, measured.
         (4, 229_440, 229_441, True),
         (4, 229_440, 229_440, False),
         (4, 229_440, 101_376, False),
@@ -73,7 +73,7 @@ def test_c01_the_boundary(steps: int, smem_bytes: int, limit: int, legal: bool) 
 
 
 def closed_form_bytes(problem: MatmulProblem, config: dict[str, Any]) -> int:
-    """G1, as it stands there, with the ring no longer than k."""
+    """Shared memory as JAX's kernel allocates it, with the ring no longer than k."""
     c = config
     steps = min(c["max_concurrent_steps"], problem.k // c["tile_k"])
     cta_m = c["tile_m"] * (2 if c["wg_dimension"] == "M" else 1)
@@ -83,7 +83,8 @@ def closed_form_bytes(problem: MatmulProblem, config: dict[str, Any]) -> int:
     return steps * (cta_m + cta_n) * c["tile_k"] * 2 + 2 * slots * epilogue * 2 + 16 * steps
 
 
-G2 = [
+# Shape, how many of the 486 candidates divide it, and how many of those JAX lowers and an H200 can hold.
+COUNTS = [
     ((4096, 4096, 4096), 486, 276),
     ((4096, 151936, 4096), 189, 125),
     ((4096, 128256, 4096), 351, 220),
@@ -99,8 +100,8 @@ G2 = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "divisible", "legal"), G2, ids=str)
-def test_g2_counts(shape: tuple[int, int, int], divisible: int, legal: int) -> None:
+@pytest.mark.parametrize(("shape", "divisible", "legal"), COUNTS, ids=str)
+def test_counts_of_a_published_sweep(shape: tuple[int, int, int], divisible: int, legal: int) -> None:
     space = jax_space(matmul(*shape))
     assert len(space) == legal
     assert len(space) + sum(space.removed.values()) == space.raw == 486

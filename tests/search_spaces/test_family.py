@@ -167,7 +167,7 @@ def test_the_default_is_what_an_engineer_writes_down() -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_100", "sm_120"])
 def test_another_architecture_is_one_clear_error(arch: str) -> None:
-    """cases.md C18: one error before anything is tried, not hundreds of failures."""
+    """One error before anything is tried, not hundreds of failures."""
     with pytest.raises(UnsupportedError) as caught:
         family_for(MATMUL, reference_target(arch))
     told = str(caught.value)
@@ -218,7 +218,7 @@ def test_what_the_matmul_does_not_take_is_named(fields: dict[str, Any], told: st
     with pytest.raises(UnsupportedError) as caught:
         family_for(problem, SM_90)
     assert told in str(caught.value)
-    # The type or layout is the reason, never shared memory (cases.md C19).
+    # The type or layout is the reason, never shared memory.
     assert "shared memory" not in str(caught.value)
     assert caught.value.exit_code == 3
 

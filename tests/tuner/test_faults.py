@@ -26,7 +26,7 @@ FAULTS = {
     15: ("compile_crash", "compile", "CRASHED killed by SIGABRT"),
     17: ("compile_hang", "compile", "TIMEOUT"),
     19: ("sticky", "run", "CRASHED"),
-    # C13: an AssertionError without a message still has a reason.
+    # An AssertionError without a message still has a reason.
     21: ("compile_error", "compile", "AssertionError no message"),
 }
 FINE = sorted(set(range(stubs.SIZE)) - set(FAULTS))
@@ -130,7 +130,7 @@ def test_show_tells_each_failure_on_one_line(
 
 
 def test_ten_candidates_of_which_one_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C09 as it is told."""
+    """One error of the driver is not ten."""
     misbehave(monkeypatch, {4: "sticky", **dict.fromkeys(range(10, stubs.SIZE), "compile_failure")})
     outcome = sweep()
     assert [config.index for config, _, _ in outcome.ranked] == [0, 1, 2, 3, 5, 6, 7, 8, 9]

@@ -18,7 +18,7 @@ def rounds(*times: float) -> Rounds:
     return [[time] for time in times]
 
 
-# C04's own figures, in microseconds.
+# Near ties as they were reported, in microseconds.
 A = rounds(100, 100, 100, 100, 100)
 B = rounds(101, 101, 80, 101, 101)
 C = rounds(100.1, 100.1, 100.1, 100.1, 100.1)
@@ -69,7 +69,7 @@ def test_equal_times_too() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_near_ties_in_noise_cost_next_to_nothing(seed: int) -> None:
-    """C04: 28 configurations 0.08 % apart under 0.4 % noise; what counts is regret, not identity."""
+    """28 configurations 0.08 % apart under 0.4 % noise; what counts is regret, not identity."""
     noise = np.random.default_rng(seed)
     true = {str(n): 100 * (1 + 0.0008 * n) for n in range(28)}
     samples = {name: [list(us * noise.normal(1, 0.004, 3)) for _ in range(20)] for name, us in true.items()}
@@ -79,7 +79,7 @@ def test_near_ties_in_noise_cost_next_to_nothing(seed: int) -> None:
 
 
 def test_a_drift_that_hits_everybody_alike_changes_nothing() -> None:
-    """C30: rounds get 10 % slower; only the ratio within a round counts."""
+    """Rounds get 10 % slower; only the ratio within a round counts."""
     drift = np.linspace(1, 1.1, 10)
     fast = [[100 * d] for d in drift]
     slow = [[102 * d] for d in drift]

@@ -100,7 +100,7 @@ def test_others_on_the_card_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_card_that_jax_sees_otherwise() -> None:
-    """C32: nothing is recorded under limits that are not the card's."""
+    """Nothing is recorded under limits that are not the card's."""
     odd = Gpu(0, "GPU-odd", dataclasses.replace(stubs.H200, sm_count=60))
     with pytest.raises(MeasurementError, match="NVML says sm_count=60, JAX says 132"):
         sweep(gpus=(odd,))

@@ -93,7 +93,7 @@ def measure(session: Session) -> tuple[dict[str, Any], int]:
 
 
 def test_the_first_run_is_not_among_the_samples() -> None:
-    """C15: 215.84 ms at first, then 1.61."""
+    """215.84 ms at first, then 1.61."""
     answer, told = measure(Played(right, [215_840, 1610, 1600, 1620, 1610]))
     assert (answer["rung"], answer["stage"], told) == ("timed", "", 1)
     assert len(answer["samples_ns"]) >= 4
@@ -133,7 +133,7 @@ def test_a_failing_run_breaks_the_process(message: str, reason: str) -> None:
 
 @pytest.mark.parametrize("wanted", [None, "true", ".5"])
 def test_the_environment_of_a_gpu_process(monkeypatch: pytest.MonkeyPatch, wanted: str | None) -> None:
-    """C22: one card, and no preallocation unless the user wants it."""
+    """One card, and no preallocation unless the user wants it."""
     monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
     if wanted:
         monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", wanted)
@@ -155,6 +155,6 @@ def test_a_program_that_does_not_load() -> None:
     ["RESOURCE_EXHAUSTED: Failed to load in-memory CUBIN", "CUDA_ERROR_OUT_OF_MEMORY: out of memory"],
 )
 def test_out_of_memory_while_loading_says_nothing_about_the_configuration(message: str) -> None:
-    """C22: the record starts with OOM, so that the next sweep tries it again."""
+    """The record starts with OOM, so that the next sweep tries it again."""
     answer, _ = measure(Played(RuntimeError(message)))
     assert answer["reason"].startswith("OOM")

@@ -32,7 +32,6 @@ def children_of(started: Command) -> set[int]:
 
 @pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["parent", "group"])
 def test_killed_after_ten_configurations(command: Start, kill: Callable[[int, int], None]) -> None:
-    """C17."""
     started = command(*SWEEP, **SLOWLY)
     started.wait_for_records(10)
     children = children_of(started)
@@ -78,7 +77,7 @@ def test_stopped_with_one_json_object(command: Start) -> None:
 
 
 def test_stopped_while_the_first_kernel_hangs(command: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C14: Ctrl-C ends within seconds, however long a kernel may run."""
+    """Ctrl-C ends within seconds, however long a kernel may run."""
     misbehave(monkeypatch, {"*": "hang"})
     started = command(*SWEEP, "--run-timeout", "40s")
     wait_until(

@@ -126,7 +126,7 @@ def test_layers_answer_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     record(measurement(COPY, own))
     answer = best_config(COPY, device=H200)
     assert (answer.source, answer.config, answer.device) == ("measured", own, H200)
-    with overlay(COPY, DeviceIdentity.from_target(device_target(H200)), pinned):
+    with overlay(COPY, DeviceIdentity.from_target(device_target(H200)), "", pinned):
         answer = best_config(COPY, device=H200)
         assert (answer.source, answer.config) == ("overlay", pinned)
         assert best_config(near, device=H200).source == "measured"
@@ -171,7 +171,7 @@ def test_unknown_on_miss() -> None:
 
 
 def test_nearest_is_checked_for_legality() -> None:
-    """C12: of m=128 with tile_m=128 and m=256, only a configuration that m=64 can run answers."""
+    """Of m=128 with tile_m=128 and m=256, only a configuration that m=64 can run answers."""
     wide = next(c for c in space(matmul(128)) if c.tile_m == 128)
     record(measurement(matmul(128), wide))
     with pytest.raises(ConfigNotFoundError) as told:
@@ -201,7 +201,6 @@ def test_nearest_is_checked_for_legality() -> None:
     ids=["dtype", "layout", "out_dtype", "kernel"],
 )
 def test_nearest_means_the_same_types_and_layouts(other: Problem) -> None:
-    """C33."""
     record(measurement(other))
     with pytest.raises(ConfigNotFoundError, match="nearest recorded: none"):
         best_config(matmul(64), device=H200)
@@ -228,7 +227,7 @@ def test_an_outdated_revision_is_refused_and_told() -> None:
     ids=str,
 )
 def test_a_stored_config_of_another_time_is_a_miss_with_a_reason(change: dict[str, Any]) -> None:
-    """C16: no TypeError, and the others in the database still answer."""
+    """No TypeError, and the others in the database still answer."""
     config = dataclasses.asdict(space(COPY).config(0))
     record(measurement(COPY, config | change))
     other = CopyProblem(m=32, n=64, dtype="float32")
@@ -261,7 +260,6 @@ def test_another_driver_or_jax_still_answers() -> None:
 
 
 def test_a_record_of_another_device_never_answers() -> None:
-    """C11."""
     record(measurement(COPY, device=H100))
     for on_miss in ("nearest", "error"):
         with pytest.raises(ConfigNotFoundError):
@@ -422,7 +420,7 @@ def test_an_overlay_is_its_own_threads_only() -> None:
     record(measurement(COPY))
     pinned = space(COPY).config(7)
     answers: list[Any] = []
-    with overlay(COPY, DeviceIdentity.from_target(device_target(H200)), pinned):
+    with overlay(COPY, DeviceIdentity.from_target(device_target(H200)), "", pinned):
         thread = threading.Thread(target=lambda: answers.append(best_config(COPY, device=H200)))
         thread.start()
         thread.join()

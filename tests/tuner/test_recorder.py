@@ -53,7 +53,7 @@ def test_a_record_says_everything(store: Store) -> None:
     assert record.host
 
 
-# C25's own figures in microseconds; None and an empty list are a timer's words for nothing seen.
+# Impossible timings as reported, in microseconds; None and an empty list mean that nothing was seen.
 @pytest.mark.parametrize(
     ("samples", "median", "invalid"),
     [
@@ -67,7 +67,7 @@ def test_a_record_says_everything(store: Store) -> None:
         ([None, 100.0, 100.0], 100.0, 1),
         ([], None, 0),
         (None, None, 0),
-        # C15: were a warm-up among them, the median would still be that of the others.
+        # Were a warm-up among them, the median would still be that of the others.
         ([215.84, 1.61, 1.60, 1.61], 1.61, 0),
     ],
 )
@@ -90,7 +90,7 @@ def test_impossible_samples_are_dropped_and_counted(
 
 
 def test_what_no_run_can_beat() -> None:
-    """C25: 4096^3 in bf16 takes an H200 at least 128 us at its maximum clock; 10 us would be 13.7 PFLOP/s."""
+    """4096^3 in bf16 takes an H200 at least 128 us at its maximum clock; 10 us would be 13.7 PFLOP/s."""
     problem = MatmulProblem(m=4096, n=4096, k=4096, dtype="bfloat16")
     least_us = least_possible_ns(problem, stubs.H200) / 1000
     assert 10 < least_us < 150

@@ -195,7 +195,7 @@ def test_the_study_learns_what_was_drawn() -> None:
     ids=["extended", "reordered", "both", "in front"],
 )
 def test_a_study_is_rebuilt_after_the_axes_changed(later: dict[str, Any]) -> None:
-    """C06: no "dynamic value space", and what was measured before still counts."""
+    """No "dynamic value space", and what was measured before still counts."""
     before = toy()
     told = [(config, 100.0 + number) for number, config in enumerate(before.sample(12, seed=0))]
     new_study(LegalSampler(before), told)

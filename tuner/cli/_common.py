@@ -1,7 +1,9 @@
 """What several commands share: problems from key=value, devices, and output."""
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -52,6 +54,10 @@ def problem_from(kernel: str, fields: Iterable[str]) -> "Problem":
     from tuner.search_spaces.errors import UsageError
     from tuner.search_spaces.family import problem_class
 
+    here = str(Path.cwd())
+    if ":" in kernel and here not in sys.path:
+        # As `python -m` would, a kernel in the folder one stands in is found; last, so it shadows nothing.
+        sys.path.append(here)
     found = problem_class(kernel)
     values: dict[str, Any] = {}
     for field in fields:

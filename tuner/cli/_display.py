@@ -24,10 +24,14 @@ class Display:
         self._console, self._options = console, options
         self._live: Live | None = None
         self._last_line = 0.0
+        self._told = 0
 
     def update(self, progress: Progress) -> None:
         """Takes over the sweep's state; the listener of `run_sweep`."""
         if not self._console.is_terminal:
+            for note in progress.notes[self._told :]:
+                self._console.print(f"note: {note}", soft_wrap=True, highlight=False)
+            self._told = len(progress.notes)
             if time.monotonic() - self._last_line > 10 or progress.phase in ("final", "done"):
                 self._last_line = time.monotonic()
                 self._console.print(_headline(progress), soft_wrap=True)

@@ -200,9 +200,12 @@ def _usable_gpus(text: str | None, arch: str | None, device: str | None) -> Any:
     from tuner.search_spaces.errors import NoGpuError
 
     wanted = architecture(arch).name if arch else None
+    asked = " ".join(device.lower().split()).removeprefix("nvidia ") if device else ""
     found = chosen_gpus(text)
     target = found[0].target
-    if wanted not in (None, target.arch) or (device and device.lower() != target.device_kind.lower()):
+    if wanted not in (None, target.arch) or (
+        asked and asked != target.device_kind.lower().removeprefix("nvidia ")
+    ):
         raise NoGpuError(
             f"the GPU here is {target.device_kind} ({target.arch}), not {device or wanted}",
             fix="leave --arch and --device out, or add --deviceless",
@@ -215,11 +218,16 @@ def _save_svg(path: str, shown: Any, title: str) -> None:
 
     from rich.console import Console
 
+    from tuner.search_spaces.errors import TunerError
+
     console = Console(record=True, width=150, file=io.StringIO())
     console.print(shown)
     drawn = console.export_svg(title=f"tuner sweep {title}")
     # A picture of a sweep asks nothing of the network: the reader's own monospace font will do.
-    Path(path).write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL))
+    try:
+        Path(path).write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL))
+    except OSError as error:
+        raise TunerError(f"{path} cannot be written: {error.strerror}", fix="the records are kept") from error
 
 
 def _json(outcome: "Outcome", database: str) -> dict[str, Any]:
@@ -255,5 +263,6 @@ def _json(outcome: "Outcome", database: str) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "configs_per_s": progress.configs_per_s,
         "predicted": outcome.predicted,
+        "notes": list(progress.notes),
         "database": database,
     }
