@@ -73,17 +73,17 @@ def insert_once(table: Table, dialect: str) -> Any:
 def keep_best(dialect: str) -> Any:
     """Puts a record into `best` unless what is there counts for more; one atomic statement.
 
-    A newer revision counts for more, then (under other rules) a later time. Within one revision and
-    rule set the latest final does, and without any final the fastest timed record.
+    A newer revision counts for more. Within one revision the latest final does, and without any final
+    the fastest timed record; under other rules the later one, for the faster may be illegal now.
     """
     statement = _INSERTS[dialect](BEST)
     new, old = statement.excluded, BEST.c
     latest_final = and_(new.rung == "final", or_(old.rung != "final", new.utc >= old.utc))
     faster = and_(new.rung != "final", old.rung != "final", new.time_us < old.time_us)
+    later_under_other_rules = and_(new.rules != old.rules, new.utc > old.utc, old.rung != "final")
     counts_for_more = or_(
         new.revision > old.revision,
-        and_(new.revision == old.revision, new.rules != old.rules, new.utc > old.utc),
-        and_(new.revision == old.revision, new.rules == old.rules, or_(latest_final, faster)),
+        and_(new.revision == old.revision, or_(latest_final, faster, later_under_other_rules)),
     )
     key = [column.name for column in BEST.primary_key]
     changed = {column.name: new[column.name] for column in BEST.columns if column.name not in key}

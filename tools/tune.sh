@@ -14,7 +14,8 @@ def none(why):
     print(why)
     sys.exit(1)
 
-if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+if first in ("", "-1"):
     none("CUDA_VISIBLE_DEVICES hides every GPU")
 try:
     nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -24,8 +25,12 @@ count, device, name = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_b
 major, minor = ctypes.c_int(), ctypes.c_int()
 if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) or not count.value:
     none("the NVIDIA driver finds no GPU")
-if nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) or nvml.nvmlDeviceGetName(device, name, 96):
-    none("the NVIDIA driver does not answer")
+if first.isdigit():
+    missing = nvml.nvmlDeviceGetHandleByIndex_v2(int(first), ctypes.byref(device))
+else:
+    missing = nvml.nvmlDeviceGetHandleByUUID(first.encode(), ctypes.byref(device))
+if missing or nvml.nvmlDeviceGetName(device, name, 96):
+    none(f"the NVIDIA driver finds no GPU {first}")
 if nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)):
     none("the NVIDIA driver does not answer")
 if (major.value, minor.value) != (9, 0):

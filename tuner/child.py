@@ -23,6 +23,8 @@ from typing import IO, Any
 Message = tuple[dict[str, Any], bytes]
 
 _FRAME = struct.Struct(">II")
+# Names the folder a child looks for modules in after all others.
+_LAST_FOLDER = "MOSAIC_TUNER_LAST_FOLDER"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -48,7 +50,11 @@ class Child:
         fcntl.fcntl(self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND)
         # What the caller can import, the child can: a kernel may stand beside the caller's script.
         root = str(Path(__file__).parent.parent)
+        here = str(Path.cwd())
         folders = dict.fromkeys(str(Path(folder).absolute()) for folder in (*sys.path, root))
+        importable = here in folders
+        # Where a notebook runs there may lie a `queue.py`: found last, or not at all, it shadows nothing.
+        folders = {folder: None for folder in folders if folder != here or folder == root}
         self.process = subprocess.Popen(
             # -P: not from the working directory, where a stranger's `select.py` or `tuner/` may lie.
             [sys.executable, "-P", "-m", module, str(os.getpid()), *arguments],
@@ -58,7 +64,12 @@ class Child:
             bufsize=0,
             # A group of its own: Ctrl-C reaches the parent alone, which then ends its children in order.
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(environment or {})},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(folders),
+                _LAST_FOLDER: here if importable else "",
+                **(environment or {}),
+            },
         )
         assert self.process.stdin is not None
         os.set_blocking(self.process.stdin.fileno(), False)
@@ -143,6 +154,8 @@ class Parent:
 
     def __init__(self) -> None:
         _die_with(int(sys.argv[1]))
+        if folder := os.environ.get(_LAST_FOLDER):
+            sys.path.append(folder)
         self._requests = os.fdopen(os.dup(0), "rb")
         self._replies = os.dup(1)
         # Compilers print to the C-level stdout and stderr: both belong to the log, neither to the pipe.

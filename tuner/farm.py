@@ -14,6 +14,8 @@ Answer = tuple[dict[str, Any], bytes]
 
 COMPILE_TIMEOUT_S = 60.0
 _START_TIMEOUT_S = 60.0
+# After a worker that could not start: the machine may be out of processes for a moment.
+_RESTART_PAUSE_S = 1.0
 # JAX keeps every module and executable for the life of a process (mosaic/gpu/core.py, KNOWN_KERNELS).
 TASKS_PER_WORKER = 200
 WORKER_BYTES = 600_000_000
@@ -117,6 +119,7 @@ class Farm(concurrent.futures.Executor):
             except (ChildDied, ChildTimeout, OSError) as error:
                 # Says nothing about what was to be compiled.
                 future.set_result(_failure(f"NO_WORKER {error or 'did not start in time'}", stage="worker"))
+                self._stopping.wait(_RESTART_PAUSE_S)
                 continue
             try:
                 calls += 1

@@ -24,8 +24,8 @@ from .options import Progress
 # A measured rate may exceed the rated peak by this before it is impossible.
 _PEAK_SLACK = 1.05
 _LONGEST_SAMPLE_NS = 60 * 10**9
-# Failures that say nothing about the configuration: no memory, or a worker that cannot do its work at all.
-_RETRIED = ("OOM", "UsageError", "ImportError", "ModuleNotFoundError", "CRASHED fork")
+# Failures that say nothing about the configuration: no memory, or a kernel that cannot be imported.
+_RETRIED = ("OOM", "UsageError", "ImportError", "ModuleNotFoundError")
 
 
 class Recorder:
@@ -73,12 +73,12 @@ class Recorder:
         """Configurations that need no further trial: median microseconds, or None for a failure."""
         known: dict[Any, float | None] = {}
         # Where nothing worked, something else was broken.
-        worked = {record.run_id for _, record in self._known if record.median_us is not None}
+        worked = {record.run_id for _, record in self._known if not record.failed_stage}
         for config, record in self._known:
             if record.median_us is not None:
                 known[config] = record.median_us
             elif record.failed_stage and record.run_id in worked and not record.reason.startswith(_RETRIED):
-                known.setdefault(config, None)
+                known[config] = None
         return known
 
     def compiled(self) -> list[tuple[Any, Measurement]]:
@@ -86,9 +86,10 @@ class Recorder:
         return list({c: (c, r) for c, r in self._known if r.rung == "compiled" and not r.failed}.values())
 
     def ranked(self, method: str) -> list[tuple[Any, Measurement]]:
-        """The newest timed record of each configuration by `method`, fastest first."""
-        newest = {c: r for c, r in self._known if r.median_us is not None and r.method == method}
-        return sorted(newest.items(), key=lambda item: item[1].median_us or 0.0)
+        """The newest record of each configuration by `method`, where it is a time; fastest first."""
+        newest = {c: r for c, r in self._known if r.method == method}
+        timed = [(c, r) for c, r in newest.items() if r.median_us is not None]
+        return sorted(timed, key=lambda item: item[1].median_us or 0.0)
 
     def record(
         self, config: Any, compiled: Mapping[str, Any], answer: Mapping[str, Any], *, repeat: bool = False
@@ -143,7 +144,10 @@ class Recorder:
         config, measurement, repeat = self._pending
         self._store(measurement)
         self._known.append((config, measurement))
-        if not repeat:
+        if repeat:
+            # It may have taken back the best time.
+            self._adopt_best()
+        else:
             self._count(config, measurement)
         self._pending = None
         return True
@@ -155,6 +159,16 @@ class Recorder:
             self.unsaved.append(measurement)
             self._pending = None
             raise
+
+    def _adopt_best(self) -> None:
+        for config, record in self.ranked(self.progress.method)[:1]:
+            self.progress.best_config, self.progress.best_us = config, record.median_us
+
+    def begin(self, method: str, baseline_us: float, algorithm: str) -> None:
+        """What a GPU process told before its first answer; the best known by that method counts from now."""
+        self.progress.method, self.progress.baseline_us = method, baseline_us
+        self.progress.baseline_algorithm = algorithm
+        self._adopt_best()
 
     def common(self) -> dict[str, Any]:
         """The fields every record of this run shares, with the time now."""

@@ -27,6 +27,8 @@ KEPT_PROGRAMS = 24
 _LEAST_FAILURES = 50
 # How long an interrupted search waits for the answer of a program that runs.
 _LAST_ANSWER_S = 2.0
+# How long a search goes on without one worker that starts.
+_NO_WORKER_S = 30.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -56,9 +58,12 @@ class Search:
         self.programs: dict[Any, bytes] = {}
         self.recorder, self._farm, self._drivers = recorder, farm, list(drivers)
         self._events, self._options, self._listener = events, options, listener
-        known = (
-            recorder.settled() if drivers else {c: predicted(recorder, c, r) for c, r in recorder.compiled()}
-        )
+        known = recorder.settled()
+        if not drivers:
+            # Without a GPU a time says nothing new, and what compiled counts as the prior has it.
+            known = {c: None for c, time_us in known.items() if time_us is None}
+            known |= {c: predicted(recorder, c, record) for c, record in recorder.compiled()}
+            recorder.progress.skipped = len(known)
         sampler = LegalSampler(recorder.space, starts=starts, seen=known, seed=options.seed)
         told = [(config, time_us) for config, time_us in known.items() if time_us is not None]
         self._study = new_study(sampler, told)
@@ -69,7 +74,7 @@ class Search:
         self._on_the_way = 0
         self._exhausted = self._draining = False
         self._current: tuple[Any, Any] | None = None
-        self._no_worker = 0
+        self._without_worker_since: float | None = None
         self._last: dict[int, Job] = {}
         workers = farm.workers if isinstance(farm, Farm) else 8
         # Enough that no worker and no GPU waits, few enough that the study learns before it asks.
@@ -174,9 +179,9 @@ class Search:
             return
         info, program = future.result()
         if info["stage"] == "worker":
-            self._without_worker(attempt, info["reason"])
+            self._wait_for_worker(attempt, info["reason"])
             return
-        self._no_worker = 0
+        self._without_worker_since = None
         attempt.compiled = info
         if program:
             self.recorder.progress.compiled += 1
@@ -187,10 +192,11 @@ class Search:
         self._tell(attempt, predicted(self.recorder, attempt.config, record) if program else None)
         self._on_the_way -= 1
 
-    def _without_worker(self, attempt: _Attempt, reason: str) -> None:
+    def _wait_for_worker(self, attempt: _Attempt, reason: str) -> None:
         """Tries again, for a machine may be out of processes for a moment; but not for ever."""
-        self._no_worker += 1
-        if self._no_worker > self._most_on_the_way:
+        now = time.monotonic()
+        self._without_worker_since = self._without_worker_since or now
+        if now - self._without_worker_since > _NO_WORKER_S:
             raise MeasurementError(f"no worker can start: {reason}", fix="run tuner doctor")
         self._submit(attempt)
 

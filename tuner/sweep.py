@@ -120,17 +120,23 @@ def _timed_sweep(
         events,
         options,
         listener,
-        starts=_starts(recorder),
+        starts=_starts(recorder, fresh=options.fresh),
         opened=lambda: _adopt_baseline(recorder, drivers),
     )
-    search.run(_deadline(progress, options))
-    _adopt_baseline(recorder, drivers)
+    try:
+        search.run(_deadline(progress, options))
+        _adopt_baseline(recorder, drivers)
+    except MeasurementError as error:
+        # The last GPU is lost, or no worker starts: what was timed before still has a best.
+        if not recorder.ranked(progress.method):
+            raise
+        progress.notes.append(f"the search ended early: {error.message}")
     if not recorder.ranked(progress.method):
         raise _all_failed(progress)
     progress.phase = "final"
     listener(progress)
-    living = next((d for d in drivers if not d.failure), drivers[0])
-    final = run_final(recorder, search, farm, living, rounds=options.final_rounds)
+    living = next((d for d in drivers if not d.failure), None)
+    final = run_final(recorder, search, farm, living, rounds=options.final_rounds) if living else None
     progress.phase = "done"
     listener(progress)
     ranked = tuple((c, r, r.median_us or 0.0) for c, r in recorder.ranked(progress.method))
@@ -146,21 +152,17 @@ def _timed_sweep(
 
 def _adopt_baseline(recorder: Recorder, drivers: Sequence[GpuDriver]) -> None:
     """Waits for the first GPU process and takes over its method, baseline and versions."""
-    progress = recorder.progress
-    if progress.method:
+    if recorder.progress.method:
         return
-    for driver in drivers:
-        driver.ready.wait()
+    while not any(d.opened for d in drivers) and not all(d.ready.is_set() for d in drivers):
+        time.sleep(0.02)
     opened = next((d.opened for d in drivers if d.opened), None)
     if opened is None:
         raise drivers[0].failure or MeasurementError("the GPU process cannot start")
     _check_device(recorder.target, opened["device"])
-    progress.method = opened["method"]
-    progress.baseline_us = opened["baseline"]["us"]
-    progress.baseline_algorithm = opened["baseline"]["algorithm"]
-    recorder.versions = {**recorder.versions, **opened["versions"], "baseline": progress.baseline_algorithm}
-    for config, record in recorder.ranked(progress.method)[:1]:
-        progress.best_config, progress.best_us = config, record.median_us
+    baseline = opened["baseline"]
+    recorder.versions = {**recorder.versions, **opened["versions"], "baseline": baseline["algorithm"]}
+    recorder.begin(opened["method"], baseline["us"], baseline["algorithm"])
 
 
 def _check_device(target: Target, found: dict[str, Any]) -> None:
@@ -192,11 +194,12 @@ def run_deviceless(
     """
     space, progress = _prepare(problem, target, kernel)
     recorder = Recorder(store, space, progress, seed=options.seed, fresh=options.fresh)
-    progress.skipped = len(recorder.compiled())
     recorder.versions = {"project": __version__, **_installed_versions()}
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with _farm(options) as farm:
-        search = Search(recorder, farm, (), events, options, listener, starts=_starts(recorder))
+        search = Search(
+            recorder, farm, (), events, options, listener, starts=_starts(recorder, fresh=options.fresh)
+        )
         with _unsaved_told(recorder):
             search.run(_deadline(progress, options))
     ranked = [(config, record, predicted(recorder, config, record)) for config, record in recorder.compiled()]
@@ -223,7 +226,7 @@ def _farm(options: Options) -> Iterator[Farm]:
         farm.shutdown()
 
 
-def _starts(recorder: Recorder) -> list[Any]:
+def _starts(recorder: Recorder, *, fresh: bool) -> list[Any]:
     """The default, and the best configurations of the nearest recorded problems that are legal here."""
     shared = shipped(recorder.target.device_kind)
     bests = [*recorder.store.bests(family=recorder.family.name, device=recorder.device), *shared]
@@ -232,8 +235,8 @@ def _starts(recorder: Recorder) -> list[Any]:
         for best in bests
         if best.family == recorder.family.name
         and best.revision == recorder.family.revision
-        # What is known of this very problem is either recalled, or asked to be forgotten.
-        and best.problem != recorder.problem
+        # Of this very problem, unless its records are to be forgotten.
+        and not (fresh and best.problem == recorder.problem)
     ]
     configs = [recorder.legal_config(best.config) for _, best in nearest(recorder.problem, usable, _NEAREST)]
     return [recorder.default, *(c for c in configs if c is not None)]

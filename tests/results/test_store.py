@@ -113,14 +113,16 @@ def test_a_newer_revision_is_kept(store: Store, measured: Maker, finalist: Maker
     assert (best.revision, best.time_us) == (4, 200)
 
 
-def test_other_rules_start_over(store: Store, measured: Maker, finalist: Maker) -> None:
-    best = kept(store, finalist(90, 1), measured(200, 2, rules="others"), measured(50, 0, rules="others"))
+def test_times_under_other_rules_start_over(store: Store, measured: Maker) -> None:
+    best = kept(store, measured(90, 1), measured(200, 2, rules="others"), measured(50, 0, rules="others"))
     assert (best.rules, best.time_us) == ("others", 50)
 
 
-def test_a_final_that_comes_late_counts_by_its_time(store: Store, measured: Maker, finalist: Maker) -> None:
-    best = kept(store, measured(200, 2, rules="others"), finalist(90, 1))
-    assert (best.rules, best.time_us) == ("others", 200)
+def test_a_final_outlives_times_under_other_rules(store: Store, measured: Maker, finalist: Maker) -> None:
+    """A sweep that is interrupted before its own final must not undo what an earlier one decided."""
+    best = kept(store, finalist(90, 1), measured(200, 2, rules="others"), measured(50, 3, rules="others"))
+    assert (best.rung, best.time_us) == ("final", 90)
+    assert kept(store, finalist(95, 4, rules="others")).time_us == 95
 
 
 def test_failures_and_empty_times_are_no_best(store: Store, measured: Maker) -> None:

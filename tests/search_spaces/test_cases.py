@@ -40,7 +40,7 @@ def no_legal_config(space: LegalSpace) -> str:
     return str(caught.value)
 
 
-def test_c01_most_of_the_grid_does_not_fit_shared_memory() -> None:
+def test_most_of_the_grid_does_not_fit_shared_memory() -> None:
     space = jax_space(matmul(8192, 8192, 4096))
     assert space.raw == 486
     assert {rule: count for rule, count in space.removed.items() if count} == {"smem.capacity": 210}
@@ -58,7 +58,7 @@ def test_c01_most_of_the_grid_does_not_fit_shared_memory() -> None:
         (4, 229_440, 101_376, False),
     ],
 )
-def test_c01_the_boundary(steps: int, smem_bytes: int, limit: int, legal: bool) -> None:
+def test_the_boundary(steps: int, smem_bytes: int, limit: int, legal: bool) -> None:
     target = dataclasses.replace(SM_90, smem_optin_bytes=limit)
     config = hopper_mgpu.TuningConfig(
         tile_m=128, tile_n=128, tile_k=64, wg_dimension="N", max_concurrent_steps=steps
@@ -111,7 +111,7 @@ def test_counts_of_a_published_sweep(shape: tuple[int, int, int], divisible: int
     assert len(LegalSpace(family, space.problem, SM_90)) == divisible
 
 
-def test_g1_is_what_legal_configurations_use() -> None:
+def test_is_what_legal_configurations_use() -> None:
     for shape in ((4096, 4096, 4096), (4096, 7168, 576)):
         space = jax_space(matmul(*shape))
         derived = space.family.columns(space.problem, SM_90, space.columns())["smem_bytes"]
@@ -134,7 +134,7 @@ def test_g1_is_what_legal_configurations_use() -> None:
         (64, 320, False),
     ],
 )
-def test_g3_tiles(tile_m: int, tile_n: int, legal: bool) -> None:
+def test_tiles(tile_m: int, tile_n: int, legal: bool) -> None:
     config = hopper_mgpu.TuningConfig(
         tile_m=tile_m, tile_n=tile_n, epi_tile_m=tile_m, epi_tile_n=tile_n, max_concurrent_steps=1
     )
@@ -143,7 +143,7 @@ def test_g3_tiles(tile_m: int, tile_n: int, legal: bool) -> None:
 
 
 @pytest.mark.parametrize("tile_k", [8, 16, 24, 32, 48, 64, 96, 128, 256])
-def test_g3_depths(tile_k: int) -> None:
+def test_depths(tile_k: int) -> None:
     config = hopper_mgpu.TuningConfig(
         tile_m=64, tile_n=64, epi_tile_n=64, tile_k=tile_k, max_concurrent_steps=1
     )
@@ -160,7 +160,7 @@ def test_g3_depths(tile_k: int) -> None:
     ],
     ids=str,
 )
-def test_c05_lowers_is_the_fastest_and_is_wrong(tiles: dict[str, int]) -> None:
+def test_lowers_is_the_fastest_and_is_wrong(tiles: dict[str, int]) -> None:
     small = {"tile_m": 64, "tile_n": 64, "tile_k": 64, "max_concurrent_steps": 1}
     config = hopper_mgpu.TuningConfig(**{**small, **tiles})
     told = jax_space(matmul(384, 384, 64)).explain(config)
@@ -171,7 +171,7 @@ def test_c05_lowers_is_the_fastest_and_is_wrong(tiles: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("m", [1, 3, 7, 17])
-def test_c02_decode(m: int) -> None:
+def test_decode(m: int) -> None:
     told = no_legal_config(space_of(matmul(m, 4096, 4096)))
     assert f"m={m}," in told
     assert "matmul.m_divisible" in told
@@ -179,7 +179,7 @@ def test_c02_decode(m: int) -> None:
 
 
 @pytest.mark.parametrize("m", [64, 1088])
-def test_c02_only_tiles_that_divide_m(m: int) -> None:
+def test_only_tiles_that_divide_m(m: int) -> None:
     space = space_of(matmul(m, 4096, 4096))
     columns = space.family.columns(space.problem, SM_90, space.columns(np.arange(0, len(space), 7)))
     # 1088 = 64 * 17.
@@ -188,7 +188,7 @@ def test_c02_only_tiles_that_divide_m(m: int) -> None:
 
 
 @pytest.mark.parametrize("rhs", ["kn", "nk"])
-def test_c03_vocabularies(rhs: str) -> None:
+def test_vocabularies(rhs: str) -> None:
     told = no_legal_config(space_of(matmul(4096, 50257, 4096, rhs=rhs)))
     assert "n=50257," in told
     assert "matmul.n_divisible" in told
@@ -197,14 +197,14 @@ def test_c03_vocabularies(rhs: str) -> None:
 
 
 @pytest.mark.parametrize("n", [50_304, 128_256, 151_936])
-def test_c03_padded_vocabularies(n: int) -> None:
+def test_padded_vocabularies(n: int) -> None:
     space = space_of(matmul(64, n, 256))
     columns = space.family.columns(space.problem, SM_90, space.columns(np.arange(0, len(space), 997)))
     assert np.all(n % columns["cluster_tile_n"] == 0)
     assert max(columns["cluster_tile_n"]) >= 128
 
 
-def test_c03_a_depth_that_no_stage_divides() -> None:
+def test_a_depth_that_no_stage_divides() -> None:
     told = no_legal_config(space_of(matmul(4096, 4096, 4095)))
     assert "matmul.k_divisible" in told
     assert told.endswith("the nearest size that has some is k=4096")
@@ -219,7 +219,7 @@ def test_c03_a_depth_that_no_stage_divides() -> None:
     ],
     ids=str,
 )
-def test_c20_row_pitch(problem: CopyProblem, pitch: int, nearest: int) -> None:
+def test_row_pitch(problem: CopyProblem, pitch: int, nearest: int) -> None:
     told = no_legal_config(space_of(problem))
     assert "copy.row_pitch" in told
     assert str(pitch) in told
@@ -228,7 +228,7 @@ def test_c20_row_pitch(problem: CopyProblem, pitch: int, nearest: int) -> None:
     assert len(space_of(dataclasses.replace(problem, n=nearest)))
 
 
-def test_c20_the_nearest_size_is_the_nearest() -> None:
+def test_the_nearest_size_is_the_nearest() -> None:
     # No part of a row of 1040 bytes is whole lines of 128; eight rows of 16 bytes are.
     problem = CopyProblem(m=777, n=1040, dtype="int8")
     assert len(space_of(dataclasses.replace(problem, m=776)))
@@ -248,7 +248,7 @@ def test_c20_the_nearest_size_is_the_nearest() -> None:
     ],
     ids=str,
 )
-def test_c20_blocks(problem: CopyProblem, config: dict[str, int], rule: str) -> None:
+def test_blocks(problem: CopyProblem, config: dict[str, int], rule: str) -> None:
     space = space_of(problem)
     told = space.explain(copy.TuningConfig(**config, max_concurrent_steps=1, delay_release=0))
     assert [v.rule for v in told.violations] == [rule]
@@ -267,7 +267,7 @@ def test_c20_blocks(problem: CopyProblem, config: dict[str, int], rule: str) -> 
     ],
     ids=str,
 )
-def test_c38_one_tile(fields: dict[str, int]) -> None:
+def test_one_tile(fields: dict[str, int]) -> None:
     space = space_of(matmul(fields["m"], fields["n"], fields["k"]))
     config = matmul_hopper.TuningConfig(
         tile_m=64, tile_n=64, tile_k=64, max_concurrent_steps=fields["max_concurrent_steps"]

@@ -159,5 +159,7 @@ def test_nothing_is_imported_from_the_working_directory(
     (tmp_path / "tuner").mkdir()
     (tmp_path / "tuner" / "__init__.py").write_text("")
     monkeypatch.chdir(tmp_path)
+    # As in a notebook, or on standard input.
+    monkeypatch.syspath_prepend("")
     with Farm(1, timeout_s=30) as farm:
         assert farm.submit(tasks.echo, {}).result(timeout=60) == ({}, b"")

@@ -1,17 +1,27 @@
 """What goes wrong with one configuration costs that configuration, and is told."""
 
+import dataclasses
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests import stubs
+from tuner.child import Child
 from tuner.cli import main
 from tuner.device import Gpu
-from tuner.results.records import Measurement
+from tuner.options import Progress
+from tuner.recorder import Recorder
+from tuner.results.records import DeviceIdentity, Measurement
+from tuner.results.store import Store
 from tuner.search_spaces.errors import MeasurementError
+from tuner.search_spaces.space import LegalSpace
+from tuner.sweep import _adopt_baseline
 
 from .processes import descendants, running
 from .sweeps import Command, indices, isolate, misbehave, records, sweep
@@ -174,9 +184,12 @@ def test_a_lost_gpu_is_not_blamed_on_the_configurations(
 ) -> None:
     misbehave(monkeypatch, {20: "lose_gpu"})
     monkeypatch.setenv("STUB_LOST", str(tmp_path / "lost"))
-    with pytest.raises(MeasurementError, match="GPU process cannot start"):
-        sweep()
+    outcome = sweep()
     assert indices([r for r in records() if r.failed]) == [20]
+    # What was timed before has a best; only the final is missing.
+    assert outcome.ranked
+    assert outcome.final is None
+    assert any("GPU process cannot start" in note for note in outcome.progress.notes)
 
 
 @pytest.mark.parametrize("broken", [0, 1])
@@ -239,3 +252,51 @@ def test_trials_end_where_nothing_works(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(MeasurementError, match="every configuration failed"):
         sweep(trials=3)
     assert 3 <= len(records()) <= 12
+
+
+class Starts:
+    """Lets the first `failures` starts of a worker fail, as on a machine that is out of processes."""
+
+    def __init__(self, failures: float) -> None:
+        self.failures = failures
+
+    def __call__(self, *arguments: Any, **more: Any) -> Child:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise BlockingIOError("fork: no more processes")
+        return Child(*arguments, **more)
+
+
+def test_a_moment_without_processes_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.farm.Child", Starts(30))
+    monkeypatch.setattr("tuner.farm._RESTART_PAUSE_S", 0.02)
+    outcome = sweep()
+    assert len(outcome.ranked) == stubs.SIZE
+    assert not any(record.failed for record in records())
+
+
+def test_without_any_worker_a_sweep_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.farm.Child", Starts(float("inf")))
+    monkeypatch.setattr("tuner.farm._RESTART_PAUSE_S", 0.02)
+    monkeypatch.setattr("tuner.search._NO_WORKER_S", 0.3)
+    with pytest.raises(MeasurementError, match="no worker can start: NO_WORKER fork"):
+        sweep()
+    assert records() == []
+
+
+def test_the_first_gpu_that_opens_is_enough() -> None:
+    """A card that takes minutes to open must hold up neither records nor Ctrl-C."""
+    identity = DeviceIdentity.from_target(stubs.H200)
+    opened = {
+        "device": dataclasses.asdict(identity),
+        "method": "cupti",
+        "baseline": {"us": 5.0, "algorithm": "stub"},
+        "versions": {},
+    }
+    slow = SimpleNamespace(opened={}, ready=threading.Event(), failure=None)
+    quick = SimpleNamespace(opened=opened, ready=threading.Event(), failure=None)
+    with Store.open() as store:
+        space = LegalSpace(stubs.FAMILY, stubs.PROBLEM, stubs.H200)
+        progress = Progress(stubs.PROBLEM, stubs.FAMILY.name, stubs.H200, len(space))
+        _adopt_baseline(Recorder(store, space, progress, seed=0, fresh=False), [slow, quick])
+    assert (progress.method, progress.baseline_us) == ("cupti", 5.0)

@@ -6,7 +6,7 @@ import pytest
 
 from tests import stubs
 from tests.stubs import StubConfig
-from tuner.options import Progress
+from tuner.options import Options, Progress
 from tuner.recorder import Recorder, least_possible_ns, rules_fingerprint
 from tuner.results.errors import DiskFullError
 from tuner.results.records import Measurement
@@ -14,6 +14,7 @@ from tuner.results.store import Store
 from tuner.search_spaces.architecture import DEVICES, device_target
 from tuner.search_spaces.problem import CopyProblem, MatmulProblem
 from tuner.search_spaces.space import LegalSpace
+from tuner.sweep import _starts, run_deviceless
 
 from .sweeps import indices, misbehave, records, sweep
 
@@ -139,12 +140,17 @@ def test_what_is_settled(store: Store) -> None:
     assert again.ranked("span") == []
 
 
-def test_a_time_outlives_a_later_fault(store: Store) -> None:
+def test_the_newest_record_of_a_configuration_decides(store: Store) -> None:
+    """What a process measured just before it broke is taken back when it cannot be measured again."""
     to = recorder(store)
     timed(to, 0, [100.0])
+    timed(to, 1, [150.0])
     to.record(StubConfig(index=0), {}, {"rung": "compiled", "stage": "run", "reason": "CRASHED"}, repeat=True)
+    assert to.settled() == {StubConfig(index=0): None, StubConfig(index=1): 150.0}
+    assert (to.progress.best_config, to.progress.best_us) == (StubConfig(index=1), 150.0)
+    to.record(StubConfig(index=1), {}, {"rung": "compiled", "stage": "run", "reason": "CRASHED"})
     timed(to, 0, [120.0])
-    assert to.settled() == {StubConfig(index=0): 120.0}
+    assert to.settled() == {StubConfig(index=0): 120.0, StubConfig(index=1): None}
     assert [record.median_us for _, record in to.ranked("cupti")] == [120.0]
 
 
@@ -259,3 +265,26 @@ def test_an_interruption_while_storing_loses_nothing(store: Store, monkeypatch: 
     assert not to.finish()
     assert [record.median_us for record in store.measurements()] == [100.0]
     assert to.progress.timed == 1
+
+
+def test_a_sweep_without_a_gpu_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures included: a compiler that runs into its time limit is not waited for twice."""
+    misbehave(monkeypatch, dict.fromkeys(range(5, stubs.SIZE), "compile_failure"))
+    options = Options(compile_function=stubs.compile_stub, workers=2, trials=stubs.SIZE)
+    for run in range(2):
+        with Store.open() as store:
+            outcome = run_deviceless(stubs.PROBLEM, stubs.H200, store, options, kernel=stubs.KERNEL)
+        assert len(outcome.ranked) == 5
+        assert len(records()) == stubs.SIZE
+        assert outcome.progress.skipped == (stubs.SIZE if run else 0)
+
+
+def test_the_shipped_best_of_the_problem_is_a_start(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    best = dataclasses.replace(timed(recorder(store), 30, [100.0]), rung="timed")
+    with Store.open() as other:
+        (kept,) = other.bests()
+    assert kept.config == best.config
+    monkeypatch.setattr("tuner.sweep.shipped", lambda device_kind: (kept,))
+    started = recorder(store, fresh=True)
+    assert StubConfig(index=30) in _starts(started, fresh=False)
+    assert StubConfig(index=30) not in _starts(started, fresh=True)

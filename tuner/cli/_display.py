@@ -88,8 +88,8 @@ def _headline(progress: Progress) -> Text:
     return Text(", ".join(parts))
 
 
-def summary(outcome: Outcome, database: str, *, rows: int = 10) -> RenderableType:
-    """The ranked table a sweep ends with, and a line on how it went."""
+def summary(outcome: Outcome, database: str, *, notes: bool = True, rows: int = 10) -> RenderableType:
+    """The ranked table a sweep ends with, and a line on how it went; `notes` unless they were told before."""
     progress = outcome.progress
     parts: list[RenderableType] = [_ranking(outcome, rows)]
     if outcome.final is not None:
@@ -98,7 +98,7 @@ def summary(outcome: Outcome, database: str, *, rows: int = 10) -> RenderableTyp
     parts += [
         Text(f"{count} x {why}", style="red") for why, count in progress.reasons.most_common(_FAILURES_SHOWN)
     ]
-    parts += [Text(f"note: {note}", style="yellow") for note in progress.notes]
+    parts += [Text(f"note: {note}", style="yellow") for note in progress.notes if notes]
     return Group(*parts)
 
 

@@ -169,7 +169,7 @@ class _Runner:
                     )
         finally:
             display.close()
-        shown = summary(outcome, database)
+        shown = summary(outcome, database, notes=self._console.is_terminal)
         if not self._as_json:
             self._console.print(shown)
         if self._svg:
