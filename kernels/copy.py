@@ -40,7 +40,7 @@ def _body(x_gmem: Any, out_gmem: Any, *, ring: Any, loaded: Any, plan: space.Pla
     block = lax.axis_index("blocks")
     # A persistent block takes every grid-th tile, any other a run of `steps`; `own` is how many.
     if plan.persistent:
-        first, stride, fewest = block, plan.grid, tiles // plan.grid
+        first, stride, fewest = block, plan.grid, tiles // max(plan.grid, 1)
         own = lax.div(tiles - 1 - block, jnp.int32(plan.grid)) + 1
     else:
         first, stride, fewest = block * steps, 1, tiles - (plan.grid - 1) * steps

@@ -71,7 +71,7 @@ def _scratch(plan: space.Plan) -> dict[str, Any]:
     )
     return {
         "lhs_smem": plgpu.SMEM((steps, plan.cta_tile_m, c.tile_k), p.dtype, transforms=load),
-        "rhs_smem": plgpu.SMEM((steps, *rhs_block), p.dtype, transforms=load),
+        "rhs_smem": plgpu.SMEM((steps, *rhs_block), p.rhs_dtype, transforms=load),
         "out_smem": plgpu.SMEM(
             slots, p.out_dtype, transforms=_transforms(plan.epi_swizzle_bytes, p.out_dtype)
         ),
@@ -179,7 +179,9 @@ def _multiply_tiles(
         def slot_of(k_index: Any) -> jax.Array:
             return lax.rem(first + k_index, jnp.int32(plan.steps))
 
-        @functools.partial(pl.run_scoped, acc_ref=plgpu.ACC((c.tile_m, c.tile_n), jnp.float32))
+        @functools.partial(
+            pl.run_scoped, acc_ref=plgpu.ACC((c.tile_m, c.tile_n), jnp.dtype(plan.problem.acc_dtype))
+        )
         def _accumulate(acc_ref: Any) -> None:
             def multiply(k_index: Any, *, release: Any) -> None:
                 slot = slot_of(k_index)
@@ -211,7 +213,7 @@ def _store_tile(acc: Any, out_smem: Any, out_tile: Any, plan: space.Plan) -> Non
     """Registers -> shared memory -> global memory, one epilogue tile at a time through its slots."""
     c = plan.config
     for index in range(plan.epi_tiles):
-        row, column = divmod(index, c.tile_n // c.epi_tile_n)
+        row, column = divmod(index, plan.epi_columns)
         rows = slice(row * c.epi_tile_m, (row + 1) * c.epi_tile_m)
         columns = slice(column * c.epi_tile_n, (column + 1) * c.epi_tile_n)
         slot = index % plan.epi_slots

@@ -13,54 +13,93 @@ from tuner.search_spaces.problem import CopyProblem, MatmulProblem
 
 # Unit roundoff of a float32 accumulation.
 _ACCUMULATION_ROUNDOFF = 2.0**-24
+# What reading a float32 operand as tf32 loses: of 23 mantissa bits 10 are kept (PTX ISA, .tf32).
+_TF32_ROUNDOFF = 2.0**-10
+# Hopper adds products of 8-bit floats with 13 fraction bits, 32 an instruction (measured on an H200).
+_FLOAT8_ROUNDOFF = 2.0**-13
+_FLOAT8_TERMS = 32
 _BLOCK = 32
 _RANDOM_BLOCKS = 8
 
 
 def matmul_operands(problem: MatmulProblem, seed: int) -> tuple[jax.Array, jax.Array]:
-    """lhs (m, k) and rhs (k, n) or (n, k), normal; zeros would run up to 13 % faster (measured)."""
+    """lhs (m, k) and rhs (k, n) or (n, k), random; zeros would run up to 13 % faster (measured)."""
     lhs_key, rhs_key = jax.random.split(jax.random.key(seed))
     rhs_shape = (problem.k, problem.n) if problem.rhs == "kn" else (problem.n, problem.k)
     return (
-        jax.random.normal(lhs_key, (problem.m, problem.k), jnp.dtype(problem.dtype)),
-        jax.random.normal(rhs_key, rhs_shape, jnp.dtype(problem.rhs_dtype)),
+        _random(lhs_key, (problem.m, problem.k), jnp.dtype(problem.dtype)),
+        _random(rhs_key, rhs_shape, jnp.dtype(problem.rhs_dtype)),
     )
 
 
-def _dot(problem: MatmulProblem, out_dtype: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def _random(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Normal for floats, uniform over every value for integers."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jax.random.bits(key, shape, _unsigned(dtype)).view(dtype)
+    if dtype.itemsize == 1:
+        return jax.random.normal(key, shape, jnp.float32).astype(dtype)
+    return jax.random.normal(key, shape, dtype)
+
+
+def _dot(
+    problem: MatmulProblem, out_dtype: Any, precision: lax.Precision | None = None
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
     contract = ((1,), (0,)) if problem.rhs == "kn" else ((1,), (1,))
 
     def dot(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        return lax.dot_general(lhs, rhs, (contract, ((), ())), preferred_element_type=out_dtype)
+        dimensions = (contract, ((), ()))
+        return lax.dot_general(
+            lhs, rhs, dimensions, precision=precision, preferred_element_type=jnp.dtype(out_dtype)
+        )
 
     return dot
 
 
 def matmul_reference(
     problem: MatmulProblem, operands: tuple[jax.Array, jax.Array], seed: int
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array | None]:
     """What the output must be, and how far off an element may be beside its own rounding.
 
     Returns:
-      expected (m, n) float32 and tolerance (m, n) float32 = 2 k u (|lhs| @ |rhs|), u = 2^-24:
-      twice the textbook bound of one accumulation in any order (Higham, Accuracy and Stability, 3.1).
+      expected (m, n) float32 and tolerance (m, n) float32 = r (|lhs| @ |rhs|) with r = 2 k 2^-24, twice
+      the textbook bound of one accumulation in any order (Higham, Accuracy and Stability, 3.1), and what
+      the tensor core loses of tf32 and 8-bit floats. For integers expected (m, n) int32 and None: every
+      bit must agree.
 
     Raises:
       MeasurementError: XLA's own product disagrees with float64 in a corner or a random block.
     """
-    dot = jax.jit(_dot(problem, jnp.float32))
-    expected = dot(*operands)
-    magnitude = dot(*(jnp.abs(x) for x in operands))
-    tolerance = jnp.multiply(magnitude, jnp.float32(2 * problem.k * _ACCUMULATION_ROUNDOFF))
-    _check_blocks(problem, operands, expected, tolerance, seed)
-    return expected, tolerance
+    # 8-bit floats are exact in bfloat16, whose products XLA adds in float32.
+    wide = tuple(x.astype(jnp.bfloat16) if _is_float8(x) else x for x in operands)
+    dot = jax.jit(_dot(problem, problem.acc_dtype, lax.Precision.HIGHEST))
+    expected = dot(*wide)
+    if problem.acc_dtype == "int32":
+        _check_blocks(problem, operands, expected, None, seed)
+        return expected, None
+    magnitude = dot(*(jnp.abs(x) for x in wide))
+    accumulation = jnp.multiply(magnitude, jnp.float32(2 * problem.k * _ACCUMULATION_ROUNDOFF))
+    _check_blocks(problem, operands, expected, accumulation, seed)
+    return expected, accumulation + magnitude * jnp.float32(_lost_in_hardware(problem))
+
+
+def _is_float8(x: jax.Array) -> bool:
+    return bool(x.dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def _lost_in_hardware(problem: MatmulProblem) -> float:
+    """What the tensor core itself may lose beside a float32 accumulation, relative to |lhs| @ |rhs|."""
+    if problem.dtype == "float32":
+        return 2 * _TF32_ROUNDOFF
+    if problem.dtype.startswith("float8"):
+        return problem.k / _FLOAT8_TERMS * _FLOAT8_ROUNDOFF
+    return 0.0
 
 
 def _check_blocks(
     problem: MatmulProblem,
     operands: tuple[jax.Array, jax.Array],
     expected: jax.Array,
-    tolerance: jax.Array,
+    tolerance: jax.Array | None,
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -76,7 +115,8 @@ def _check_blocks(
         lhs = np.asarray(operands[0][rows]).astype(np.float64)
         rhs = operands[1][:, columns] if problem.rhs == "kn" else operands[1][columns].T
         exact = lhs @ np.asarray(rhs).astype(np.float64)
-        if np.any(np.abs(np.asarray(expected[rows, columns]) - exact) > np.asarray(tolerance[rows, columns])):
+        allowed = 0.0 if tolerance is None else np.asarray(tolerance[rows, columns])
+        if np.any(np.abs(np.asarray(expected[rows, columns]) - exact) > allowed):
             raise MeasurementError(
                 f"XLA's own result for {problem} is off in the block at ({row}, {column})",
                 fix="check the GPU and the installed jax; nothing can be verified against it",
@@ -89,13 +129,8 @@ def matmul_baseline(problem: MatmulProblem) -> tuple[Callable[..., jax.Array], .
 
 
 def copy_operands(problem: CopyProblem, seed: int) -> tuple[jax.Array]:
-    """x (m, n): normal for floats, uniform over every value for integers."""
-    key, dtype, shape = jax.random.key(seed), jnp.dtype(problem.dtype), (problem.m, problem.n)
-    if jnp.issubdtype(dtype, jnp.integer):
-        return (jax.random.bits(key, shape, _unsigned(dtype)).view(dtype),)
-    if dtype.itemsize == 1:
-        return (jax.random.normal(key, shape, jnp.float32).astype(dtype),)
-    return (jax.random.normal(key, shape, dtype),)
+    """x (m, n), random."""
+    return (_random(jax.random.key(seed), (problem.m, problem.n), jnp.dtype(problem.dtype)),)
 
 
 def copy_reference(problem: CopyProblem, operands: tuple[jax.Array], seed: int) -> tuple[jax.Array, None]:

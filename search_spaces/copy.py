@@ -12,7 +12,7 @@ from .barriers import BARRIER_BYTES, MAX_BARRIERS_PER_GROUP, barriers_per_group
 from .family import Axis, KernelFamily, choice
 from .prior import MAX_BLOCKS_PER_SM
 from .problem import CopyProblem, itemsize_bytes
-from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned
+from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned, whole_parts
 from .rule import Rule
 from .tma import COPY_BYTES, MAX_BOX_ELEMENTS, TMA_ALIGNMENT_BYTES, TMA_DTYPES, box, row_pitch, whole_lines
 
@@ -48,8 +48,8 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     # Whole rows, or part of one, are one run of memory: no box, no tensor map (JAX launch_context.py,
     # is_simple_contiguous_copy).
     "contiguous": lambda tile_m, tile_n, n: (tile_n == n) | (tile_m == 1),
-    "grid_m": lambda m, tile_m: ceil_div(m, tile_m),
-    "grid_n": lambda n, tile_n: ceil_div(n, tile_n),
+    "grid_m": lambda m, tile_m: whole_parts(m, tile_m),
+    "grid_n": lambda n, tile_n: whole_parts(n, tile_n),
     "tiles": lambda grid_m, grid_n: grid_m * grid_n,
     "persistent": lambda grid_schedule: grid_schedule == "persistent",
     "grid": lambda tiles, sm_count, blocks_per_sm, persistent, max_concurrent_steps: np.where(
@@ -62,7 +62,7 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     "smem_bytes": lambda steps, tile_bytes: smem_aligned(steps * tile_bytes) + BARRIER_BYTES * steps,
 }
 
-_OWN = "own kernel: a partial tile has no remedy here"
+_OWN = "own kernel: it works through whole tiles, and leaves a partial one out"
 
 RULES: tuple[Rule, ...] = (
     row_pitch(
@@ -70,6 +70,8 @@ RULES: tuple[Rule, ...] = (
         lambda row_pitch_bytes: row_pitch_bytes % TMA_ALIGNMENT_BYTES == 0,
         "rows of n={n} x {itemsize} bytes, {row_pitch_bytes} apart",
         "make n a multiple of 16 bytes",
+        # By tile_n, which divides n and is a multiple of 16 bytes.
+        implied=True,
     ),
     Rule(
         id="copy.m_divisible",
@@ -253,6 +255,14 @@ def default_config(problem: CopyProblem, target: Target) -> TuningConfig:
     return LegalSpace(FAMILY, problem, target).nearest(TuningConfig()) or TuningConfig()
 
 
+_PROBES = (
+    CopyProblem(m=1024, n=512, dtype="float32"),
+    CopyProblem(m=96, n=1008, dtype="int8"),
+    CopyProblem(m=320, n=600, dtype="bfloat16"),
+    CopyProblem(m=1, n=4096, dtype="float16"),
+    CopyProblem(m=256, n=1001, dtype="int8"),
+)
+
 FAMILY = KernelFamily(
     name="copy_tma",
     revision=REVISION,
@@ -268,5 +278,6 @@ FAMILY = KernelFamily(
     operands="tuner.kernels.references:copy_operands",
     reference="tuner.kernels.references:copy_reference",
     baseline="tuner.kernels.references:copy_baseline",
+    probes=_PROBES,
     reported=("tile_bytes", "smem_bytes", "grid", "block_steps", "contiguous"),
 )

@@ -52,9 +52,10 @@ class KernelFamily:
       baseline(problem) -> functions of the operands, the fastest counts; their output is the kernel's shape
     `supports` gives the reason a problem cannot run on a target at all, or "".
     `predict_us` orders configurations (columns in, microseconds out); it never forbids.
-    `reported` are the derived quantities `explain` shows. `address` is where other processes find
-    the family: its name, or for one outside this package `module:attribute`.
-    REVISION is raised when generated code changes.
+    `reported` are the derived quantities `explain` shows. `probes` are the problems `prove` draws
+    configurations of, `published` the values JAX's own kernels are swept over, by field.
+    `address` is where other processes find the family: its name, or for one outside this package
+    `module:attribute`. REVISION is raised when generated code changes.
     """
 
     name: str
@@ -72,6 +73,8 @@ class KernelFamily:
     reference: str
     baseline: str
     reported: tuple[str, ...] = ()
+    probes: tuple[Problem, ...] = ()
+    published: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     address: str = ""
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from .architecture import WARPGROUP_THREADS, Target
 from .barriers import BARRIER_BYTES, MAX_BARRIERS_PER_GROUP, barriers_per_group, load_barriers
 from .family import Axis, KernelFamily, choice
 from .problem import MatmulProblem, itemsize_bytes
-from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned
+from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned, whole_parts
 from .rule import Rule
 from .tma import COPY_BYTES, MAX_BOX_ELEMENTS, SWIZZLES_BYTES, box, largest_swizzle, whole_lines
 
@@ -60,6 +60,7 @@ def _along(dimension: Any, name: str) -> Any:
 DERIVED: Mapping[str, Callable[..., Any]] = {
     "itemsize": lambda problem: itemsize_bytes(problem.dtype),
     "out_itemsize": lambda problem: itemsize_bytes(problem.out_dtype),
+    "is_int8": lambda problem: problem.dtype == "int8",
     "rhs_is_kn": lambda problem: problem.rhs == "kn",
     "cta_tile_m": lambda tile_m, wg_dimension: tile_m * _along(wg_dimension, "M"),
     "cta_tile_n": lambda tile_n, wg_dimension: tile_n * _along(wg_dimension, "N"),
@@ -68,9 +69,9 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     "cluster_size": lambda cluster_m, cluster_n: cluster_m * cluster_n,
     "cluster_tile_m": lambda cta_tile_m, cluster_m: cta_tile_m * cluster_m,
     "cluster_tile_n": lambda cta_tile_n, cluster_n: cta_tile_n * cluster_n,
-    "k_steps": lambda k, tile_k: ceil_div(k, tile_k),
-    "grid_m": lambda m, cluster_tile_m: ceil_div(m, cluster_tile_m),
-    "grid_n": lambda n, cluster_tile_n: ceil_div(n, cluster_tile_n),
+    "k_steps": lambda k, tile_k: whole_parts(k, tile_k),
+    "grid_m": lambda m, cluster_tile_m: whole_parts(m, cluster_tile_m),
+    "grid_n": lambda n, cluster_tile_n: whole_parts(n, cluster_tile_n),
     "tiles": lambda grid_m, grid_n: grid_m * grid_n,
     "grid": lambda tiles, sm_count, cluster_size: np.minimum(tiles, np.maximum(sm_count // cluster_size, 1)),
     "waves": lambda tiles, grid: ceil_div(tiles, grid),
@@ -84,9 +85,8 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
         tile_k * itemsize, tile_n * itemsize if rhs_is_kn else tile_k * itemsize
     ),
     "epi_swizzle_bytes": lambda epi_tile_n, out_itemsize: largest_swizzle(epi_tile_n * out_itemsize),
-    "epi_tiles": lambda tile_m, tile_n, epi_tile_m, epi_tile_n: (
-        ceil_div(tile_m, epi_tile_m) * ceil_div(tile_n, epi_tile_n)
-    ),
+    "epi_columns": lambda tile_n, epi_tile_n: ceil_div(tile_n, epi_tile_n),
+    "epi_tiles": lambda tile_m, epi_tile_m, epi_columns: ceil_div(tile_m, epi_tile_m) * epi_columns,
     "epi_slots": lambda epi_tiles: np.minimum(2, epi_tiles),
     "accumulator_registers": lambda tile_m, tile_n: tile_m * tile_n // WARPGROUP_THREADS,
     "lhs_stage_bytes": lambda cta_tile_m, tile_k, itemsize: cta_tile_m * tile_k * itemsize,
@@ -107,7 +107,7 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     ),
 }
 
-_OWN = "own kernel: a partial tile has no remedy here"
+_OWN = "own kernel: it works through whole tiles, and leaves a partial one out"
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -117,6 +117,8 @@ RULES: tuple[Rule, ...] = (
         need=f"a multiple of {WGMMA_M}, the rows of one WGMMA",
         remedy="round tile_m to a multiple of 64",
         source="PTX ISA, wgmma.mma_async; mosaic_gpu.wgmma verifier",
+        # By epi_tile_m, a multiple of 64 that divides it.
+        implied=True,
     ),
     Rule(
         id="matmul.tile_n_wgmma",
@@ -125,6 +127,15 @@ RULES: tuple[Rule, ...] = (
         need=f"a multiple of {WGMMA_N} up to {MAX_WGMMA_N}, the columns of one WGMMA",
         remedy="round tile_n to a multiple of 8",
         source="jax/experimental/mosaic/gpu/wgmma.py; PTX ISA, wgmma.mma_async",
+    ),
+    Rule(
+        id="matmul.tile_n_int8",
+        holds=lambda tile_n, is_int8: (tile_n % 16 == 0) | (tile_n <= 24) | (not is_int8),
+        have="tile_n={tile_n} of int8",
+        need="8, 24 or a multiple of 16, the columns of one integer WGMMA",
+        remedy="round tile_n to a multiple of 16",
+        source="PTX ISA, wgmma.mma_async, shapes of .s8",
+        noticed="compiled",
     ),
     Rule(
         id="matmul.m_divisible",
@@ -180,6 +191,8 @@ RULES: tuple[Rule, ...] = (
         ),
         "stages of {lhs_stage_bytes} and {rhs_stage_bytes} bytes over a cluster of {cluster_size}",
         "use larger tiles",
+        # By 64 rows, or 8 columns, of 32 bytes.
+        implied=True,
     ),
     Rule(
         id="matmul.multicast",
@@ -211,8 +224,7 @@ RULES: tuple[Rule, ...] = (
         have="epi_tile_m={epi_tile_m} of tile_m={tile_m}",
         need="a multiple of 64 that divides tile_m",
         remedy="choose epi_tile_m that divides tile_m",
-        source="WGMMA register layout; a part that does not divide leaves rows unwritten",
-        noticed="never",
+        source="WGMMA register layout; own kernel: parts of one size make up the tile",
     ),
     Rule(
         id="matmul.epi_tile_n",
@@ -220,8 +232,7 @@ RULES: tuple[Rule, ...] = (
         have="epi_tile_n={epi_tile_n} of tile_n={tile_n}",
         need="a divisor of tile_n",
         remedy="choose epi_tile_n that divides tile_n",
-        source="a part that does not divide leaves columns unwritten",
-        noticed="never",
+        source="own kernel: parts of one size make up the tile",
     ),
     Rule(
         id="matmul.epi_swizzle",
@@ -313,6 +324,7 @@ class Plan:
     steps: int
     swizzle_bytes: int
     epi_swizzle_bytes: int
+    epi_columns: int
     epi_tiles: int
     epi_slots: int
 
@@ -330,6 +342,7 @@ _PLANNED = (
     "steps",
     "swizzle_bytes",
     "epi_swizzle_bytes",
+    "epi_columns",
     "epi_tiles",
     "epi_slots",
 )
@@ -377,18 +390,35 @@ def _multiples(unit: int, most: int) -> tuple[int, ...]:
     return tuple(range(unit, max(most, unit) + 1, unit))
 
 
+FLOAT8 = {"float8_e4m3fn", "float8_e5m2"}
+# JAX mosaic/gpu/wgmma.py: operand types, float32 as tf32, and what their accumulator is written as. It runs
+# uint8 as int8, wrong without a word, so that type is not among them.
+_OUT_DTYPES: Mapping[str, tuple[str, ...]] = {
+    "bfloat16": ("bfloat16", "float32"),
+    "float16": ("float16", "float32"),
+    "float32": ("float32",),
+    **dict.fromkeys(sorted(FLOAT8), ("bfloat16", "float16", "float32")),
+    "int8": ("int32",),
+}
+
+
 def supports(problem: MatmulProblem, target: Target) -> str:
     """Why `problem` cannot run on `target` at all, or ""."""
     if target.arch != "sm_90":
         return f"needs WGMMA, which only sm_90 has, not {target.arch}"
-    if problem.dtype not in ("bfloat16", "float16"):
-        return f"takes bfloat16 and float16, not {problem.dtype}"
-    if problem.rhs_dtype != problem.dtype:
-        return f"takes operands of one type, not {problem.dtype} and {problem.rhs_dtype}"
-    if problem.acc_dtype != "float32":
-        return f"accumulates in float32, not {problem.acc_dtype}"
-    if problem.out_dtype not in (problem.dtype, "float32"):
-        return f"writes {problem.dtype} or float32, not {problem.out_dtype}"
+    if problem.dtype not in _OUT_DTYPES:
+        return f"takes {', '.join(_OUT_DTYPES)}, not {problem.dtype}"
+    if problem.rhs_dtype != problem.dtype and not {problem.dtype, problem.rhs_dtype} <= FLOAT8:
+        return (
+            f"takes operands of one type, or of two 8-bit floats, not {problem.dtype} and {problem.rhs_dtype}"
+        )
+    if problem.rhs == "kn" and itemsize_bytes(problem.dtype) != 2:
+        return f"takes {problem.dtype} with rhs=nk alone: WGMMA transposes 16-bit operands only"
+    accumulator = "int32" if problem.dtype == "int8" else "float32"
+    if problem.acc_dtype != accumulator:
+        return f"accumulates {problem.dtype} in {accumulator}, not acc_dtype={problem.acc_dtype}"
+    if problem.out_dtype not in (writes := _OUT_DTYPES[problem.dtype]):
+        return f"writes {' or '.join(writes)} of {problem.dtype}, not out_dtype={problem.out_dtype}"
     if problem.lhs != "mk":
         return "takes lhs stored (m, k), not (k, m)"
     if problem.batch != 1:
@@ -406,6 +436,25 @@ def default_config(problem: MatmulProblem, target: Target) -> TuningConfig:
     return LegalSpace(FAMILY, problem, target).nearest(wanted) or wanted
 
 
+_PROBES = (
+    MatmulProblem(m=512, n=1024, k=512, dtype="bfloat16"),
+    MatmulProblem(m=384, n=576, k=192, dtype="float16", rhs="nk", out_dtype="float32"),
+    MatmulProblem(m=1024, n=960, k=4096, dtype="int8", out_dtype="int32", rhs="nk"),
+    MatmulProblem(m=256, n=320, k=768, dtype="float8_e4m3fn", out_dtype="bfloat16", rhs="nk"),
+    MatmulProblem(m=128, n=512, k=256, dtype="float32", rhs="nk"),
+    MatmulProblem(m=4608, n=48, k=64, dtype="bfloat16"),
+)
+# jax/experimental/pallas/ops/gpu/hopper_matmul_mgpu.py, main().
+_PUBLISHED = {
+    "tile_m": (128, 256),
+    "tile_n": (64, 128),
+    "tile_k": (64,),
+    "max_concurrent_steps": (4,),
+    "epi_tile_m": (64,),
+    "epi_tile_n": (64,),
+    "grid_tile_width": (4, 8, 16),
+}
+
 FAMILY = KernelFamily(
     name="matmul_hopper",
     revision=REVISION,
@@ -421,6 +470,8 @@ FAMILY = KernelFamily(
     operands="tuner.kernels.references:matmul_operands",
     reference="tuner.kernels.references:matmul_reference",
     baseline="tuner.kernels.references:matmul_baseline",
+    probes=_PROBES,
+    published=_PUBLISHED,
     reported=(
         "smem_bytes",
         "accumulator_registers",

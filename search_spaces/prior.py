@@ -64,7 +64,8 @@ def matmul_us(
     memory, L2 and DRAM for each stage, times stages and waves, plus what epilogues leave bare.
     """
     clock_hz = target.max_sm_clock_mhz * 1e6 * _SUSTAINED_CLOCK
-    rate = target.flops_per_clock_per_sm
+    # Tensor cores take bytes: 8-bit types twice as fast as 16-bit ones, float32 (tf32) at half their rate.
+    rate = target.flops_per_clock_per_sm * 2 / itemsize
     math = 2.0 * cta_tile_m * cta_tile_n * tile_k / rate
     # Each WGMMA of 64 rows reads its 64 x 16 of lhs and all of rhs from shared memory.
     smem_bytes = 2 * (tile_m / 64) * (64 + tile_n) * tile_k * itemsize

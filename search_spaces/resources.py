@@ -25,6 +25,12 @@ def ceil_div(whole: Any, part: Any) -> Any:
     return -(-whole // (part * positive + (1 - positive)))
 
 
+def whole_parts(whole: Any, part: Any) -> Any:
+    """Parts that lie wholly inside the whole; `part` below 1 counts as 1."""
+    positive = part >= 1
+    return whole // (part * positive + (1 - positive))
+
+
 SMEM_CAPACITY = Rule(
     id="smem.capacity",
     # Strictly less: at equality the launch fails on an H200 (measured); the cubin holds one static byte.

@@ -19,7 +19,8 @@ class Rule:
 
     `holds` takes columns by its parameter names (arrays or scalars; combine with `&`, never `and`).
     `have` and `need` are templates over the same columns. `source` is the JAX file, the hardware
-    manual or "own kernel" where our kernel's structure is the reason.
+    manual or "own kernel" where our kernel's structure is the reason. `implied` marks a rule that never
+    decides alone and stands for its message.
     """
 
     id: str
@@ -29,6 +30,7 @@ class Rule:
     remedy: str
     source: str
     noticed: Noticed = "lowered"
+    implied: bool = False
     kind: Literal["illegal", "canonical"] = "illegal"
 
     @property
@@ -96,7 +98,7 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.ndim > 0
 
 
-def violations(rules: tuple[Rule, ...], columns: Columns, kind: str = "illegal") -> tuple[Violation, ...]:
+def broken_rules(rules: tuple[Rule, ...], columns: Columns, kind: str = "illegal") -> tuple[Rule, ...]:
     """Every rule of `kind` that one configuration (scalar columns) breaks."""
     broken = []
     for rule in rules:
@@ -109,9 +111,18 @@ def violations(rules: tuple[Rule, ...], columns: Columns, kind: str = "illegal")
             except ZeroDivisionError:
                 continue
         if not holds:
-            have, need, remedy = map(_Template(columns).fill, (rule.have, rule.need, rule.remedy))
-            broken.append(Violation(rule.id, f"have {have}, need {need}: {remedy}", have, need))
+            broken.append(rule)
     return tuple(broken)
+
+
+def violations(rules: tuple[Rule, ...], columns: Columns, kind: str = "illegal") -> tuple[Violation, ...]:
+    """Every rule of `kind` that one configuration (scalar columns) breaks, and how."""
+    fill = _Template(columns).fill
+    found = []
+    for rule in broken_rules(rules, columns, kind):
+        have, need, remedy = map(fill, (rule.have, rule.need, rule.remedy))
+        found.append(Violation(rule.id, f"have {have}, need {need}: {remedy}", have, need))
+    return tuple(found)
 
 
 class _Template:

@@ -17,7 +17,7 @@ from .architecture import Target
 from .errors import NoLegalConfigError
 from .family import Axis, KernelFamily, Value
 from .problem import Problem
-from .rule import Columns, Rule, Violation, parameters, plain, violations
+from .rule import Columns, Rule, Violation, broken_rules, parameters, plain, violations
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -258,6 +258,16 @@ class LegalSpace:
             for name, column in self.columns().items()
         }
         return pd.DataFrame(columns)
+
+    def broken(self, config: Any, kind: str = "illegal") -> tuple[str, ...]:
+        """Ids of the rules a configuration breaks."""
+        columns = self.family.config_columns(self.problem, self.target, config)
+        return tuple(rule.id for rule in broken_rules(self.family.rules, columns, kind))
+
+    def canonical(self, config: Any) -> Any | None:
+        """The canonical spelling of a legal configuration: it generates the same program."""
+        spelt = self.broken(config, kind="canonical")
+        return self.nearest(config, {rule.partition(".")[2] for rule in spelt}) if spelt else config
 
     def explain(self, config: Any) -> Explanation:
         """Every rule a configuration breaks, what derives from it, and the nearest legal repair."""

@@ -43,7 +43,7 @@ def largest_swizzle(*minor_bytes: Any) -> Any:
     return found
 
 
-def whole_lines(id: str, holds: Callable[..., Any], have: str, remedy: str) -> Rule:
+def whole_lines(id: str, holds: Callable[..., Any], have: str, remedy: str, *, implied: bool = False) -> Rule:
     """elements * itemsize % 128 == 0 for one copy and its slot."""
     return Rule(
         id=id,
@@ -53,10 +53,11 @@ def whole_lines(id: str, holds: Callable[..., Any], have: str, remedy: str) -> R
         remedy=remedy,
         source="jax/_src/pallas/mosaic_gpu/primitives.py (Lane); faults on an H200 under Warpgroup",
         noticed="ran",
+        implied=implied,
     )
 
 
-def row_pitch(id: str, holds: Callable[..., Any], have: str, remedy: str) -> Rule:
+def row_pitch(id: str, holds: Callable[..., Any], have: str, remedy: str, *, implied: bool = False) -> Rule:
     """Rows of an array in global memory start 16 bytes apart or a multiple of that."""
     return Rule(
         id=id,
@@ -65,6 +66,7 @@ def row_pitch(id: str, holds: Callable[..., Any], have: str, remedy: str) -> Rul
         need=f"a multiple of {TMA_ALIGNMENT_BYTES} bytes",
         remedy=remedy,
         source="jax/experimental/mosaic/gpu/launch_context.py, GMEM strides; PTX tensor map",
+        implied=implied,
     )
 
 
