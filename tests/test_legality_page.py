@@ -1,0 +1,81 @@
+"""docs/legality.md says what the rules say, and its links lead somewhere."""
+
+import importlib.util
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from tools import legality_page, support
+from tuner.search_spaces.architecture import ARCHITECTURES, reference_target
+from tuner.search_spaces.family import families
+from tuner.search_spaces.problem import DTYPE_BITS
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return legality_page.page()
+
+
+def test_page_is_up_to_date(page: str) -> None:
+    written = legality_page.PAGE.read_text() if legality_page.PAGE.exists() else ""
+    assert written == page, f"docs/legality.md is stale: {legality_page.RENEW}"
+
+
+def test_every_rule_field_and_quantity_is_told(page: str) -> None:
+    for family in families().values():
+        section = page.partition(f"\n## {family.name}\n")[2].partition("\n## ")[0]
+        assert all(f"`{name}`" in section for name in family.config_class.__dataclass_fields__)
+        assert all(f"`{name}`" in section for name in family.derived)
+        for rule in family.rules:
+            anchors = [f'<a id="{place}.{rule.id}">' for place in (family.name, legality_page.EVERYWHERE)]
+            assert sum(page.count(anchor) for anchor in anchors) == 1, rule.id
+
+
+def test_links_lead_to_one_place(page: str) -> None:
+    headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    anchors = re.findall(r'<a id="([^"]+)">', page) + [h.lower().replace(" ", "-") for h in headings]
+    assert len(set(anchors)) == len(anchors)
+    assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= set(anchors)
+
+
+def test_tables_are_rectangles(page: str) -> None:
+    lines = page.splitlines()
+    for is_table, rows in itertools.groupby(lines, key=lambda line: line.startswith("|")):
+        if is_table:
+            assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+
+
+def test_cited_files_of_jax_exist(page: str) -> None:
+    spec = importlib.util.find_spec("jax")
+    assert spec is not None
+    assert spec.origin is not None
+    root = Path(spec.origin).parent.parent
+    cited = set(re.findall(r"\[(jax/[\w/]+\.py)\]", page))
+    assert cited
+    assert not [name for name in cited if not (root / name).is_file()]
+
+
+def test_placeholders_become_code() -> None:
+    assert legality_page._text("m={m}") == "`m`"
+    assert legality_page._text("a multiple of tile_k={tile_k}") == "a multiple of `tile_k`"
+    assert legality_page._text("set width={extent}") == "set `width` = `extent`"
+    assert legality_page._text("set tile_m=1 | <b>") == r"set `tile_m=1` \| &lt;b>"
+
+
+@pytest.mark.parametrize("name", families())
+def test_support_is_what_the_family_says(name: str) -> None:
+    family = families()[name]
+    for arch, dtype in itertools.product(ARCHITECTURES, DTYPE_BITS):
+        sizes = {n: 4096 for n in ("m", "n", "k") if n in family.problem_class.__dataclass_fields__}
+        problem = family.problem_class.from_dict({**sizes, "dtype": dtype})
+        runs = not family.supports(problem, reference_target(arch))
+        assert runs == (tuple(problem.to_dict().values()) in support.supported(name, arch))
+
+
+def test_boxes_cover_their_rows_once() -> None:
+    rows = (("a", 1, "x"), ("a", 2, "x"), ("b", 1, "x"), ("b", 2, "x"), ("c", 1, "y"))
+    boxes = list(support._boxes(rows))
+    assert boxes == [(("a", "b"), (1, 2), ("x",)), (("c",), (1,), ("y",))]
+    assert sorted(row for box in boxes for row in itertools.product(*box)) == sorted(rows)
