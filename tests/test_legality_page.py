@@ -29,8 +29,7 @@ def test_every_rule_field_and_quantity_is_told(page: str) -> None:
         assert all(f"`{name}`" in section for name in family.config_class.__dataclass_fields__)
         assert all(f"`{name}`" in section for name in family.derived)
         for rule in family.rules:
-            anchors = [f'<a id="{place}.{rule.id}">' for place in (family.name, legality_page.EVERYWHERE)]
-            assert sum(page.count(anchor) for anchor in anchors) == 1, rule.id
+            assert f'<a id="{family.name}.{rule.id}">' in section or f"(#everywhere.{rule.id})" in section
 
 
 def test_links_lead_to_one_place(page: str) -> None:
@@ -71,7 +70,7 @@ def test_support_is_what_the_family_says(name: str) -> None:
         sizes = {n: 4096 for n in ("m", "n", "k") if n in family.problem_class.__dataclass_fields__}
         problem = family.problem_class.from_dict({**sizes, "dtype": dtype})
         runs = not family.supports(problem, reference_target(arch))
-        assert runs == (tuple(problem.to_dict().values()) in support.supported(name, arch))
+        assert runs == (problem in support.supported(name, arch))
 
 
 def test_boxes_cover_their_rows_once() -> None:

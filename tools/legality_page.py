@@ -14,7 +14,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from tools.support import support_table, supported
@@ -106,28 +105,24 @@ def _meanings(documented: type[Any]) -> list[tuple[tuple[str, ...], str]]:
     known = "|".join(names)
     told = " ".join((inspect.getdoc(documented) or "").split())
     parts = re.split(rf"\b((?:{known})(?:, (?:{known}))*): ", told)
-    found = [(tuple(given.split(", ")), text.strip()) for given, text in itertools.batched(parts[1:], 2)]
+    found = [(tuple(given.split(", ")), text.strip(" ;.")) for given, text in itertools.batched(parts[1:], 2)]
     for name in names:
         if not any(name in given for given, _ in found):
             # Told along with another field, or not at all.
             others = (given[0] for given, text in found if f"`{name}`" in text)
-            found.append(((name,), next((f"see `{other}`." for other in others), "")))
+            found.append(((name,), next((f"see `{other}`" for other in others), "")))
     return sorted(found, key=lambda meaning: names.index(meaning[0][0]))
 
 
 # Families
 
 
-def _module(family: KernelFamily) -> ModuleType:
-    return sys.modules[family.config_class.__module__]
-
-
-def _owners() -> dict[tuple[str, ...], list[KernelFamily]]:
-    """Who has a rule, by all that is told of it."""
-    owners: dict[tuple[str, ...], list[KernelFamily]] = {}
+def _owners() -> dict[tuple[str, ...], list[str]]:
+    """The families that have a rule, by all that is told of it."""
+    owners: dict[tuple[str, ...], list[str]] = {}
     for family in families().values():
         for rule in family.rules:
-            owners.setdefault(_told(rule), []).append(family)
+            owners.setdefault(_told(rule), []).append(family.name)
     return owners
 
 
@@ -151,39 +146,60 @@ def _anchor(place: str, rule: Rule) -> str:
 
 
 def _rule_tables(place: str, rules: list[Rule]) -> Iterator[str]:
-    def id_cell(rule: Rule) -> str:
-        return f'<a id="{_anchor(place, rule)}"></a>`{rule.id}`'
+    kinds: tuple[tuple[str, str, dict[str, Callable[[Rule], str]]], ...] = (
+        (
+            "illegal",
+            "### Rules\n",
+            {
+                "Have": lambda rule: _text(rule.have),
+                "Need": lambda rule: _text(rule.need),
+                "Noticed by": _noticed,
+                "Remedy": lambda rule: _text(rule.remedy),
+                "Source": lambda rule: _source(rule.source),
+            },
+        ),
+        (
+            "canonical",
+            f"### Canonical spellings\n\n{_CANONICAL}",
+            {
+                "Have": lambda rule: _text(rule.have),
+                "Canonical": lambda rule: _text(rule.need),
+                "Spelt so": lambda rule: _text(rule.remedy),
+                "Because": lambda rule: _source(rule.source),
+            },
+        ),
+    )
+    for kind, title, columns in kinds:
+        if found := [rule for rule in rules if rule.kind == kind]:
+            if place == EVERYWHERE:
+                columns["Families"] = _sharers
+            yield title
+            yield _table(
+                ("Rule", *columns),
+                (
+                    (f'<a id="{_anchor(place, rule)}"></a>`{rule.id}`', *(c(rule) for c in columns.values()))
+                    for rule in found
+                ),
+            )
 
-    illegal = [rule for rule in rules if rule.kind == "illegal"]
-    if illegal:
-        yield "### Rules\n"
-        yield _table(
-            ("Rule", "Have", "Need", "Noticed by", "Remedy", "Source"),
-            (
-                (id_cell(r), _text(r.have), _text(r.need), _noticed(r), _text(r.remedy), _source(r.source))
-                for r in illegal
-            ),
-        )
-    canonical = [rule for rule in rules if rule.kind == "canonical"]
-    if canonical:
-        yield f"### Canonical spellings\n\n{_CANONICAL}"
-        yield _table(
-            ("Rule", "Have", "Canonical", "Spelt so", "Because"),
-            (
-                (id_cell(r), _text(r.have), _text(r.need), _text(r.remedy), _source(r.source))
-                for r in canonical
-            ),
-        )
+
+def _sharers(rule: Rule) -> str:
+    names = _owners()[_told(rule)]
+    return "all" if len(names) == len(families()) else ", ".join(f"[{name}](#{name})" for name in names)
 
 
 def _family_section(family: KernelFamily, rules: list[Rule]) -> Iterator[str]:
-    module = _module(family)
+    module = sys.modules[family.config_class.__module__]
     yield f"## {family.name}\n\n{_first_line(module)}\n"
     yield f"### What it runs: `{family.kernel}`\n"
     yield _table(*support_table(family))
     yield "### Configuration\n"
     yield _table(("Field", "Takes", "Default", "Meaning"), _field_rows(family.config_class))
     yield from _rule_tables(family.name, rules)
+    elsewhere = [rule for rule in family.rules if rule not in rules]
+    if elsewhere:
+        links = ", ".join(f"[`{rule.id}`](#{_anchor(EVERYWHERE, rule)})" for rule in elsewhere)
+        yield f"And [everywhere](#{EVERYWHERE}): {links}.\n"
     yield "### Derived\n"
     yield "Pure functions of the above; those in bold are what `tuner explain` shows.\n"
     yield _table(("Quantity", "Is"), _derived_rows(family))
@@ -290,14 +306,6 @@ def _index(places: Mapping[str, list[Rule]]) -> Iterator[str]:
     yield _table(("Rule", "Told under"), ((f"`{name}`", ", ".join(told[name])) for name in sorted(told)))
 
 
-def _everywhere(rules: list[Rule]) -> Iterator[str]:
-    told = "## Everywhere\n\nRules that families share"
-    owners = {rule.id: [family.name for family in _owners()[_told(rule)]] for rule in rules}
-    partly = [f"`{of}` by {', '.join(by)}" for of, by in owners.items() if len(by) < len(families())]
-    yield f"{told}; not by all: {'; '.join(partly)}.\n" if partly else f"{told}.\n"
-    yield from _rule_tables(EVERYWHERE, rules)
-
-
 def page() -> str:
     """The whole page."""
     places = _places()
@@ -310,7 +318,9 @@ def page() -> str:
         *families(),
     ]
     parts.append("\n".join(f"- [{title}](#{title.lower().replace(' ', '-')})" for title in contents) + "\n")
-    parts += [*_index(places), *_architectures(), *_silent(places), *_everywhere(places[EVERYWHERE])]
+    parts += [*_index(places), *_architectures(), *_silent(places)]
+    parts.append("## Everywhere\n\nRules that several families share, told once.\n")
+    parts += _rule_tables(EVERYWHERE, places[EVERYWHERE])
     for family in families().values():
         parts += _family_section(family, places[family.name])
     return "\n".join(parts)

@@ -15,45 +15,48 @@ _SIZE = 4096
 
 
 @functools.cache
-def supported(name: str, arch: str) -> frozenset[tuple[Any, ...]]:
-    """Every choice of types, layouts and counts that family `name` runs on `arch`, by field.
+def supported(name: str, arch: str) -> frozenset[Problem]:
+    """Every choice of types, layouts and counts that family `name` runs on `arch`.
 
     All of them are 24 types to the fourth power. Those that run hang together, one field apart: the search
     starts from each type with one other field varied, and goes on from whatever runs.
     """
     family, target = families()[name], reference_target(arch)
-    asked = _choices(family.problem_class)
-    layouts = {n: values for n, values in asked.items() if not n.endswith("dtype")}
-    seeds = [
-        dict(zip(layouts, layout, strict=True)) | {"dtype": dtype}
-        for layout in itertools.product(*layouts.values())
-        for dtype in DTYPE_BITS
-    ]
-    frontier = [seed | {n: v} for seed in seeds for n, v in _changes(asked)] + seeds
-    found: set[tuple[Any, ...]] = set()
+    frontier = list(_seeds(name))
+    found: set[Problem] = set()
     while frontier:
-        problem = family.problem_class.from_dict(frontier.pop())
-        fields = problem.to_dict()
-        if tuple(fields.values()) not in found and not family.supports(problem, target):
-            found.add(tuple(fields.values()))
-            frontier += [fields | {n: v} for n, v in _changes(asked)]
+        problem = frontier.pop()
+        if problem not in found and not family.supports(problem, target):
+            found.add(problem)
+            changes = _changes(_choices(family.problem_class))
+            frontier += [dataclasses.replace(problem, **{n: value}) for n, value in changes]  # type: ignore[type-var]
     return frozenset(found)
+
+
+@functools.cache
+def _seeds(name: str) -> tuple[Problem, ...]:
+    problem_class = families()[name].problem_class
+    asked = _choices(problem_class)
+    # Types but the first are left out, to follow from it; of counts the first is as good as any.
+    least = {n: vs[:1] if isinstance(vs[0], int) else vs for n, vs in asked.items() if not _is_late(n)}
+    plain = [dict(zip(least, values, strict=True)) for values in itertools.product(*least.values())]
+    fields = [*plain, *(seed | {n: value} for seed in plain for n, value in _changes(asked))]
+    return tuple(dict.fromkeys(map(problem_class.from_dict, fields)))
 
 
 def support_table(family: KernelFamily) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Header and rows: architectures, then each field's values; any combination within a row runs."""
     asked = _choices(family.problem_class)
-    places = {name: at for at, name in enumerate(asked) if len(asked[name]) > 1}
-    told = sorted(places, key=lambda name: name != "dtype")
+    told = sorted((n for n, values in asked.items() if len(values) > 1), key=lambda name: name != "dtype")
 
-    def relative(name: str, choice: tuple[Any, ...]) -> Any:
-        value = choice[places[name]]
-        return "same" if name != "dtype" and value == choice[places["dtype"]] else value
+    def relative(name: str, problem: Problem) -> Any:
+        fields = problem.to_dict()
+        return "same" if _is_late(name) and fields[name] == fields["dtype"] else fields[name]
 
     order = {name: [*values, "same"] for name, values in asked.items()}
     archs: dict[tuple[tuple[Any, ...], ...], list[str]] = {}
     for arch in ARCHITECTURES:
-        choices = [tuple(relative(name, c) for name in told) for c in supported(family.name, arch)]
+        choices = [tuple(relative(name, p) for name in told) for p in supported(family.name, arch)]
         choices.sort(key=lambda c: [order[name].index(value) for name, value in zip(told, c, strict=True)])
         if choices:
             archs.setdefault(tuple(choices), []).append(arch)
@@ -63,6 +66,10 @@ def support_table(family: KernelFamily) -> tuple[tuple[str, ...], list[tuple[str
         for box in _boxes(choices)
     ]
     return ("On", *(f"`{name}`" for name in told)), rows
+
+
+def _is_late(name: str) -> bool:
+    return name.endswith("_dtype")
 
 
 def _choices(problem_class: type[Problem]) -> dict[str, tuple[Any, ...]]:
