@@ -10,7 +10,8 @@ import pytest
 from tools import legality_page, support
 from tuner.search_spaces.architecture import ARCHITECTURES, reference_target
 from tuner.search_spaces.family import families
-from tuner.search_spaces.problem import DTYPE_BITS
+
+TYPES = ("int8", "int32", "float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2")
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +66,17 @@ def test_placeholders_become_code() -> None:
 
 @pytest.mark.parametrize("name", families())
 def test_support_is_what_the_family_says(name: str) -> None:
+    """Every combination of common types, where the page asks only along lines that lead on."""
     family = families()[name]
-    for arch, dtype in itertools.product(ARCHITECTURES, DTYPE_BITS):
-        sizes = {n: 4096 for n in ("m", "n", "k") if n in family.problem_class.__dataclass_fields__}
-        problem = family.problem_class.from_dict({**sizes, "dtype": dtype})
-        runs = not family.supports(problem, reference_target(arch))
-        assert runs == (problem in support.supported(name, arch))
+    asked = support._choices(family.problem_class)
+    asked |= {field: TYPES for field in asked if field.endswith("dtype")}
+    problems = [
+        family.problem_class.from_dict(dict(zip(asked, values, strict=True)))
+        for values in itertools.product(*asked.values())
+    ]
+    for arch in ARCHITECTURES:
+        target, found = reference_target(arch), support.supported(name, arch)
+        assert not [p for p in problems if (not family.supports(p, target)) != (p in found)]
 
 
 def test_boxes_cover_their_rows_once() -> None:
