@@ -82,20 +82,9 @@ class Columns:
         """`function` of the columns its parameters name."""
         return function(*(self[p] for p in parameters(function)))
 
-    def take(self, rows: np.ndarray) -> "Columns":
-        """The same columns at `rows` (a mask or indices); scalars stay as they are."""
-        taken = {k: v[rows] if _is_array(v) else v for k, v in self._values.items()}
-        return Columns(taken, self._derived)
-
-    def joined(self, name: str, values: np.ndarray, length: int) -> "Columns":
-        """The cross join of these `length` rows with one more axis, its values varying fastest."""
-        rows = np.repeat(np.arange(length), len(values))
-        wide = {k: v[rows] if _is_array(v) else v for k, v in self._values.items()}
-        return Columns({**wide, name: np.tile(values, length)}, self._derived)
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.ndim > 0
+    def joined(self, more: Mapping[str, Any]) -> "Columns":
+        """These columns and `more`; arrays broadcast against each other."""
+        return Columns({**self._values, **more}, self._derived)
 
 
 def broken_rules(rules: tuple[Rule, ...], columns: Columns, kind: str = "illegal") -> tuple[Rule, ...]:

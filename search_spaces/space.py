@@ -8,7 +8,7 @@ row of the joined table and to a position in the factored tail.
 import bisect
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 # Multiples looked at for the nearest size that has a legal configuration.
 _SIZE_STEPS = (8, 16, 32, 64, 128)
+
+
+# Places of a cross join looked at together: what rules compute on the way stays in the cache.
+_BLOCK = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,45 +96,63 @@ class LegalSpace:
     def _enumerate(self) -> None:
         given = self.family.columns(self.problem, self.target, {})
         waiting = [r for r in self.family.rules if r is not self._limit_rule]
+        table: dict[str, np.ndarray] = {}
         rest = self.raw
-        waiting, columns, length = self._apply(waiting, given, 1, rest)
+        waiting, (keep,) = self._sift(waiting, [(given, (1,))], rest)
+        length = int(keep.sum())
         for axis in self._joined:
             rest //= len(axis.values)
-            alone = given.joined(axis.name, axis.column, 1)
             # Rules on this axis alone prune its values before they are multiplied out.
-            waiting, alone, kept = self._apply(waiting, alone, len(axis.values), rest * length)
-            columns, length = columns.joined(axis.name, alone[axis.name], length), length * kept
-            waiting, columns, length = self._apply(waiting, columns, length, rest)
-        self._table = {a.name: columns[a.name] for a in self._joined}
+            waiting, values = self._prune(waiting, given, axis, rest * length)
+            waiting, masks = self._sift(waiting, _cross_join(given, table, length, axis.name, values), rest)
+            rows, chosen = np.nonzero(np.concatenate(masks))
+            table = {name: column[rows] for name, column in table.items()} | {axis.name: values[chosen]}
+            length = len(rows)
+        self._table = table
         free = int(np.prod([len(a.values) for a in self._free], dtype=np.int64))
         self._tail, self._widths = np.empty(0, dtype=np.int64), np.ones(length, dtype=np.int64)
         if self._limited is not None and self._limit_rule is not None:
-            alone = given.joined(self._limited.name, self._limited.column, 1)
-            size = len(self._limited.values)
-            _, alone, size = self._apply(waiting, alone, size, free * length)
-            self._tail = alone[self._limited.name]
-            limits = np.broadcast_to(columns[self._limited.limit], (length,))
+            waiting, self._tail = self._prune(waiting, given, self._limited, free * length)
+            limits = np.broadcast_to(given.joined(table)[self._limited.limit], (length,))
             self._widths = np.searchsorted(self._tail, limits, side="right")
-            self.removed[self._limit_rule.id] += free * int((size - self._widths).sum())
+            self.removed[self._limit_rule.id] += free * int((len(self._tail) - self._widths).sum())
         self._offsets = np.concatenate(([0], np.cumsum(self._widths * free)))
 
-    def _apply(
-        self, waiting: list[Rule], columns: Columns, length: int, rest: int
-    ) -> tuple[list[Rule], Columns, int]:
-        """Filters by every rule whose columns exist; returns the rules still waiting."""
-        later = []
-        for rule in waiting:
-            if not all(name in columns for name in rule.reads):
-                later.append(rule)
-                continue
-            keep = np.broadcast_to(np.asarray(columns.apply(rule.holds), dtype=bool), (length,))
-            kept = int(keep.sum())
-            if kept < length:
-                self.removed[rule.id] += (length - kept) * rest
-                if not kept and length:
-                    self._emptied_by = self._emptied_by or rule.id
-                columns, length = columns.take(np.flatnonzero(keep)), kept
-        return later, columns, length
+    def _prune(
+        self, waiting: list[Rule], given: Columns, axis: Axis, points: int
+    ) -> tuple[list[Rule], np.ndarray]:
+        """The values of an axis that every rule on it alone accepts; returns the rules still waiting too."""
+        values = axis.column
+        waiting, (keep,) = self._sift(waiting, [(given.joined({axis.name: values}), values.shape)], points)
+        return waiting, values[keep]
+
+    def _sift(
+        self, waiting: list[Rule], blocks: Iterable[tuple[Columns, tuple[int, ...]]], points: int
+    ) -> tuple[list[Rule], list[np.ndarray]]:
+        """What every rule whose columns exist keeps of each block; returns the rules still waiting too.
+
+        A place in a block stands for `points` points of the raw grid.
+        """
+        ready: list[Rule] = []
+        masks, lost, left = [], dict.fromkeys(self._rules, 0), 0
+        for columns, shape in blocks:
+            ready = ready or [rule for rule in waiting if all(name in columns for name in rule.reads)]
+            keep = np.ones(shape, dtype=bool)
+            left += (alive := keep.size)
+            for rule in ready if alive else ():
+                with np.errstate(all="ignore"):  # of what an earlier rule removed, anything may come
+                    keep &= np.asarray(columns.apply(rule.holds), dtype=bool)
+                before, alive = alive, int(np.count_nonzero(keep))
+                lost[rule.id] += before - alive
+                if not alive:
+                    break
+            masks.append(keep)
+        for rule in ready:
+            self.removed[rule.id] += lost[rule.id] * points
+            left -= lost[rule.id]
+            if lost[rule.id] and not left:
+                self._emptied_by = self._emptied_by or rule.id
+        return [rule for rule in waiting if rule not in ready], masks
 
     def __len__(self) -> int:
         return int(self._offsets[-1])
@@ -360,3 +382,16 @@ class LegalSpace:
                 if len(LegalSpace(self.family, problem, self.target)):
                     return f"the nearest size that has some is {name}={other}"
         return ""
+
+
+def _cross_join(
+    given: Columns, table: Mapping[str, np.ndarray], length: int, name: str, values: np.ndarray
+) -> Iterator[tuple[Columns, tuple[int, int]]]:
+    """Blocks of rows of `table` x `values`, never multiplied out: (rows, 1) against (values,).
+
+    What is derived from the rows alone is computed once a row.
+    """
+    rows = max(1, _BLOCK // max(1, len(values)))
+    for start in range(0, max(1, length), rows):
+        block = {n: column[start : start + rows, None] for n, column in table.items()}
+        yield given.joined(block | {name: values}), (min(rows, length - start), len(values))
