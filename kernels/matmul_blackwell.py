@@ -133,7 +133,8 @@ def _body(
 def _tile_indices(plan: space.Plan, linear: jax.Array) -> tuple[Any, Any]:
     """Row and column of the output tile that a cluster computes at a linear position of the raster."""
     minor = 0 if plan.grid_minor_dim == "M" else 1
-    return plgpu.planar_snake(linear, (plan.grid_m, plan.grid_n), minor, plan.grid_tile_width)
+    m_index, n_index = plgpu.planar_snake(linear, (plan.grid_m, plan.grid_n), minor, plan.grid_tile_width)
+    return m_index, n_index
 
 
 def _load_tiles(
@@ -147,8 +148,13 @@ def _load_tiles(
 
     def load(source: Any, slot_smem: Any, barrier: Any, split: int) -> None:
         # Each block of a cluster loads its half, and the first one's barrier tells of both.
-        collective = {"collective_axes": "cluster", "leader_tracked": plgpu.CopyPartition.PARTITIONED(split)}
-        plgpu.copy_gmem_to_smem(source, slot_smem, barrier, **(collective if c.collective else {}))
+        plgpu.copy_gmem_to_smem(
+            source,
+            slot_smem,
+            barrier,
+            collective_axes="cluster" if c.collective else None,
+            leader_tracked=plgpu.CopyPartition.PARTITIONED(split) if c.collective else None,
+        )
 
     @plgpu.nd_loop((plan.tiles,), collective_axes="clusters")
     def _tile(loop: plgpu.NDLoopInfo) -> None:
@@ -172,7 +178,7 @@ def _load_tiles(
         plgpu.barrier_wait(released.at[slot])
 
 
-def _each_accumulator(plan: space.Plan, tile: jax.Array, use: Callable[[int], None]) -> None:
+def _each_accumulator(plan: space.Plan, tile: Any, use: Callable[[int], None]) -> None:
     """Calls `use` with the slot of a block's `tile`-th accumulator, a Python number in each branch."""
     for slot in range(plan.acc_slots):
         pl.when(lax.rem(tile, jnp.int32(plan.acc_slots)) == slot)(functools.partial(use, slot))
@@ -248,10 +254,14 @@ def _store_tiles(
 
 
 def _store_tile(accumulator: Any, out_smem: Any, out_tile: Any, plan: space.Plan) -> None:
-    """Tensor memory -> registers -> shared -> global memory, one epilogue tile at a time through its slots."""
+    """Tensor memory -> registers -> shared -> global memory, one epilogue tile at a time."""
     width = plan.config.epi_tile_n
-    # JAX slices an accumulator of 64 rows in registers only.
-    whole = plgpu.async_load_tmem(accumulator) if plan.config.tile_m == 64 else None
+    whole = None
+    # JAX slices an accumulator of 64 rows in registers only, and only one of a single block.
+    if plan.config.tile_m == 64:
+        whole = plgpu.async_load_tmem(
+            accumulator, layout=None if plan.config.collective else plgpu.Layout.WGMMA
+        )
     for index in range(plan.epi_tiles):
         columns = slice(index * width, (index + 1) * width)
         part = plgpu.async_load_tmem(accumulator.at[:, columns]) if whole is None else whole[:, columns]
