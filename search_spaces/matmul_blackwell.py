@@ -161,7 +161,6 @@ RULES: tuple[Rule, ...] = (
         need="0, or 1 for two blocks together",
         remedy="set collective=0 or 1",
         source="PTX ISA, tcgen05.mma: cta_group::1 and ::2",
-        noticed="never",
     ),
     Rule(
         id="matmul.tile_m_mma",
