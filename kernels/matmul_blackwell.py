@@ -244,16 +244,14 @@ def _store_tiles(
 
         def store(acc_slot: int) -> None:
             plgpu.barrier_wait(computed.at[acc_slot])
-            _store_tile(accumulators[acc_slot], out_smem, own_tile, plan)
-            plgpu.wait_load_tmem()
-            plgpu.barrier_arrive(stored.at[acc_slot])
+            _store_tile(accumulators[acc_slot], stored.at[acc_slot], out_smem, own_tile, plan)
 
         _each_accumulator(plan, loop.local_index, store)
 
     plgpu.wait_smem_to_gmem(0)
 
 
-def _store_tile(accumulator: Any, out_smem: Any, out_tile: Any, plan: space.Plan) -> None:
+def _store_tile(accumulator: Any, stored: Any, out_smem: Any, out_tile: Any, plan: space.Plan) -> None:
     """Tensor memory -> registers -> shared -> global memory, one epilogue tile at a time."""
     width = plan.config.epi_tile_n
     whole = None
@@ -265,6 +263,10 @@ def _store_tile(accumulator: Any, out_smem: Any, out_tile: Any, plan: space.Plan
     for index in range(plan.epi_tiles):
         columns = slice(index * width, (index + 1) * width)
         part = plgpu.async_load_tmem(accumulator.at[:, columns]) if whole is None else whole[:, columns]
+        if index == plan.epi_tiles - 1:
+            # What is in registers leaves its place to the next tile but one.
+            plgpu.wait_load_tmem()
+            plgpu.barrier_arrive(stored)
         slot = index % plan.epi_slots
         # The first slot of a tile may be the last one the tile before it filled.
         plgpu.wait_smem_to_gmem(plan.epi_slots - 1 if index else 0, wait_read_only=True)
