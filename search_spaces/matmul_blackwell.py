@@ -10,7 +10,7 @@ from .architecture import Target
 from .barriers import BARRIER_BYTES, MAX_BARRIERS_PER_GROUP, barriers_per_group, load_barriers
 from .family import Axis, KernelFamily, choice
 from .problem import MatmulProblem, itemsize_bytes
-from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned
+from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned, whole_parts
 from .rule import Rule
 from .tma import COPY_BYTES, MAX_BOX_ELEMENTS, SWIZZLES_BYTES, box, largest_swizzle, whole_lines
 
@@ -96,9 +96,9 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     "group_row_bytes": lambda group_tile_n, itemsize: group_tile_n * itemsize,
     # Both JAX's: integers and pairs of blocks need twice the columns.
     "mma_n_unit": lambda cluster_size, is_integer: 8 * cluster_size * (1 + is_integer),
-    "k_steps": lambda k, tile_k: ceil_div(k, tile_k),
-    "grid_m": lambda m, cluster_tile_m: ceil_div(m, cluster_tile_m),
-    "grid_n": lambda n, acc_tile_n: ceil_div(n, acc_tile_n),
+    "k_steps": lambda k, tile_k: whole_parts(k, tile_k),
+    "grid_m": lambda m, cluster_tile_m: whole_parts(m, cluster_tile_m),
+    "grid_n": lambda n, acc_tile_n: whole_parts(n, acc_tile_n),
     "tiles": lambda grid_m, grid_n: grid_m * grid_n,
     "grid": lambda tiles, sm_count, cluster_size: np.minimum(tiles, np.maximum(sm_count // cluster_size, 1)),
     "waves": lambda tiles, grid: ceil_div(tiles, grid),
@@ -150,7 +150,7 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     ),
 }
 
-_OWN = "own kernel: a partial tile has no remedy here"
+_OWN = "own kernel: it works through whole tiles, and leaves a partial one out"
 _TCGEN05 = "jax/experimental/mosaic/gpu/tcgen05.py"
 
 RULES: tuple[Rule, ...] = (
@@ -208,6 +208,8 @@ RULES: tuple[Rule, ...] = (
         need=f"at most {TMEM_COLUMNS}",
         remedy="lower tile_n",
         source="PTX ISA, tcgen05.alloc: a power of two of columns",
+        # By tile_n_most: one accumulator fits where two don't.
+        implied=True,
     ),
     Rule(
         id="matmul.m_divisible",
@@ -270,6 +272,8 @@ RULES: tuple[Rule, ...] = (
         ),
         "stages of {lhs_stage_bytes} and {rhs_stage_bytes} bytes, stores of {epi_slot_bytes}",
         "use larger tiles",
+        # By 64 rows, or 16 columns, of 32 bytes.
+        implied=True,
     ),
     Rule(
         id="matmul.epi_tile_n",
@@ -277,8 +281,7 @@ RULES: tuple[Rule, ...] = (
         have="epi_tile_n={epi_tile_n} of {acc_tile_n} columns",
         need="a divisor of the accumulator's columns",
         remedy="choose epi_tile_n that divides tile_n",
-        source="a part that does not divide leaves columns unwritten",
-        noticed="never",
+        source="own kernel: parts of one size make up the tile",
     ),
     Rule(
         id="matmul.epi_whole",
@@ -519,6 +522,25 @@ def _predict_us(
     return np.where(acc_slots > 1, hidden, waves * (mainloop + stored)) / clock_hz * 1e6
 
 
+_PROBES = (
+    MatmulProblem(m=512, n=1024, k=512, dtype="bfloat16"),
+    MatmulProblem(m=384, n=576, k=192, dtype="float16", rhs="nk", out_dtype="float32"),
+    MatmulProblem(m=256, n=640, k=4224, dtype="int8", out_dtype="int32"),
+    MatmulProblem(m=256, n=640, k=256, dtype="int8", out_dtype="int32", rhs="nk"),
+    MatmulProblem(m=256, n=320, k=768, dtype="float8_e4m3fn", out_dtype="bfloat16"),
+    MatmulProblem(m=128, n=512, k=1024, dtype="float8_e5m2", out_dtype="float16", rhs="nk"),
+)
+# jax/experimental/pallas/ops/gpu/blackwell_matmul_mgpu.py, main().
+_PUBLISHED = {
+    "tile_m": (128,),
+    "tile_n": (128, 256),
+    "tile_k": (64,),
+    "max_concurrent_steps": (2, 4, 6),
+    "epi_tile_n": (32,),
+    "collective": (0, 1),
+    "grid_tile_width": (1, 4, 8, 12, 16),
+}
+
 FAMILY = KernelFamily(
     name="matmul_blackwell",
     revision=REVISION,
@@ -534,6 +556,8 @@ FAMILY = KernelFamily(
     operands="tuner.kernels.references:matmul_operands",
     reference="tuner.kernels.references:matmul_reference",
     baseline="tuner.kernels.references:matmul_baseline",
+    probes=_PROBES,
+    published=_PUBLISHED,
     reported=(
         "smem_bytes",
         "tmem_columns",

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 # Multiples looked at for the nearest size that has a legal configuration.
 _SIZE_STEPS = (8, 16, 32, 64, 128)
-
-
+# What another spelling of a field weighs beside a change.
+_SPELLING = 0.01
 # Places of a cross join looked at together: what rules compute on the way stays in the cache.
 _BLOCK = 1 << 16
 
@@ -308,7 +308,7 @@ class LegalSpace:
     def nearest(self, config: Any, spelt: Collection[str] = ()) -> Any | None:
         """The configuration closest to `config`: fewest changed fields, then the smallest steps.
 
-        A change of a field in `spelt`, which only has another canonical value, counts half.
+        A change of a field in `spelt`, which only has another canonical value, counts next to nothing.
         """
         if not len(self):
             return None
@@ -317,7 +317,7 @@ class LegalSpace:
         changed, distance = np.zeros(size), np.zeros(size)
         for name, column in self._table.items():
             differs = column != fields[name]
-            changed += differs * (0.5 if name in spelt else 1.0)
+            changed += differs * (_SPELLING if name in spelt else 1.0)
             if column.dtype.kind == "U":
                 distance += differs
             else:
@@ -326,7 +326,8 @@ class LegalSpace:
         if self._limited is not None:
             asked = int(fields[self._limited.name])
             within = np.clip(np.searchsorted(self._tail, asked, side="right"), 1, self._widths)
-            changed += self._tail[within - 1] != asked
+            weight = _SPELLING if self._limited.name in spelt else 1.0
+            changed += weight * (self._tail[within - 1] != asked)
         best = int(np.lexsort((distance, changed))[0])
         found = {name: self._value(name, column[best]) for name, column in self._table.items()}
         for axis in self._free:

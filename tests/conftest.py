@@ -4,13 +4,12 @@ With TUNER_REQUIRE_ALL=1 a missing prerequisite fails them instead; a missing GP
 """
 
 import functools
-import importlib.util
 import os
-import shutil
-from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tuner.compiling import missing_compiler
 
 hypothesis.settings.register_profile("few", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("few")
@@ -26,29 +25,6 @@ def missing_gpu() -> str:
         return "" if gpus() else "NVML finds no GPU"
     except NoGpuError as error:
         return error.message
-
-
-@functools.cache
-def missing_compiler() -> str:
-    """What compiling without a GPU lacks here, or ""."""
-    missing = []
-    try:
-        plugin = importlib.util.find_spec("jax_plugins.xla_cuda13")
-    except ModuleNotFoundError:
-        plugin = None
-    if plugin is None:
-        missing.append("the CUDA PJRT plugin (jax-cuda13-plugin, jax-cuda13-pjrt)")
-    if not _has_ptxas():
-        missing.append("ptxas (nvidia-cuda-nvcc, or the CUDA toolkit)")
-    return " and ".join(missing)
-
-
-def _has_ptxas() -> bool:
-    nvidia = importlib.util.find_spec("nvidia")
-    roots = (nvidia.submodule_search_locations or ()) if nvidia else ()
-    return shutil.which("ptxas") is not None or any(
-        next(Path(root).glob("*/bin/ptxas"), None) for root in roots
-    )
 
 
 # JAX in this process runs on the CPU where there is nothing else, and does not go looking for more.

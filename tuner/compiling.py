@@ -3,15 +3,41 @@
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import re
+import shutil
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.architecture import Target
 from tuner.search_spaces.family import KernelFamily, named_family
 
 from .child import captured_log, telling_line
+
+
+@functools.cache
+def missing_compiler() -> str:
+    """What compiling without a GPU lacks here, or ""."""
+    missing = []
+    try:
+        plugin = importlib.util.find_spec("jax_plugins.xla_cuda13")
+    except ModuleNotFoundError:
+        plugin = None
+    if plugin is None:
+        missing.append("the CUDA PJRT plugin (jax-cuda13-plugin, jax-cuda13-pjrt)")
+    if not find_ptxas():
+        missing.append("ptxas (nvidia-cuda-nvcc, or the CUDA toolkit)")
+    return " and ".join(missing)
+
+
+def find_ptxas() -> str:
+    """Where ptxas is: in the environment's wheels, as XLA looks for it, or on the path; or ""."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
+    wheels = (file for root in roots for file in root.glob("*/bin/ptxas"))
+    return str(next(wheels, None) or shutil.which("ptxas") or "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ LINES: list[tuple[str, int, tuple[str, ...]]] = [
     # what no kernel runs there
     (f"space {COPY} --arch sm_80", NOTHING, ("TMA", "sm_90", "not sm_80")),
     (f"space {MATMUL} --arch sm_120", NOTHING, ("WGMMA", "not sm_120")),
-    (f"sweep {MATMUL} --deviceless --arch sm_100", NOTHING, ("WGMMA", "not sm_100")),
+    (f"sweep {MATMUL} --deviceless --arch sm_89", NOTHING, ("WGMMA", "not sm_89")),
     (f"space matmul m=4096 n=4096 k=4096 dtype=float64 {ON}", NOTHING, ("not float64",)),
     (f"space matmul m=4096 n=4096 k=4096 dtype=fp8_e4m3 {ON}", NOTHING, ("not float8_e4m3fn",)),
     (f"best matmul m=64 n=64 k=64 dtype=int8 {ON}", NOTHING, ("not int8",)),

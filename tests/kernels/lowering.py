@@ -6,9 +6,6 @@ from typing import Any
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks  # no public way to ask for races
-from jax.experimental.mosaic.gpu import dialect
-from jax.extend.mlir import ir
-from jax.interpreters import mlir
 
 from tuner.compiling import operand_specs, resolve
 from tuner.lowering import lowering_for
@@ -26,35 +23,6 @@ def lowered(family: KernelFamily, problem: Problem, config: Any, target: Target 
     with lowering_for(target):
         kernel = resolve(family.build)(problem, config, target)
         return jax.jit(kernel).trace(*operand_specs(family, problem)).lower(lowering_platforms=("cuda",))
-
-
-def module_text(found: Any) -> str:
-    """The program and the kernel in it, printed without debug locations."""
-    module = found.compiler_ir("stablehlo")
-    kernels = []
-
-    def visit(operation: Any) -> Any:
-        if operation.name == "stablehlo.custom_call":
-            kernels.append(_kernel_text(operation.attributes["mhlo.backend_config"]["module"].value_bytes))
-            operation.attributes["mhlo.backend_config"] = ir.StringAttr.get("")
-        return ir.WalkResult.ADVANCE
-
-    with module.context:
-        module.operation.walk(visit)
-        program = module.operation.get_asm(enable_debug_info=False)
-    assert kernels, program
-    return "\n".join([program, *kernels])
-
-
-def _kernel_text(bytecode: bytes) -> str:
-    context = mlir.make_ir_context()
-    context.allow_unregistered_dialects = True
-    dialect.register_dialect(context)
-    with context:
-        module = ir.Module.parse(bytecode)
-        # Counts the kernels that this process has lowered.
-        del module.operation.attributes["mosaic_gpu.dump_basename"]
-        return str(module.operation.get_asm(enable_debug_info=False))
 
 
 class RaceError(Exception):

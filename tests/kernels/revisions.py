@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tuner.search_spaces import copy, matmul_hopper
+from tuner.search_spaces import copy, matmul_blackwell, matmul_hopper
+from tuner.search_spaces.architecture import Target, reference_target
 from tuner.search_spaces.family import KernelFamily, families
 from tuner.search_spaces.problem import CopyProblem, MatmulProblem, Problem
 
@@ -54,6 +55,22 @@ PINNED: dict[str, tuple[tuple[Problem, Any], ...]] = {
             ),
         ),
     ),
+    "matmul_blackwell": (
+        (
+            MatmulProblem(m=4096, n=8192, k=4096, dtype="bfloat16"),
+            matmul_blackwell.TuningConfig(collective=1, grid_minor_dim="M", grid_tile_width=8),
+        ),
+        (
+            MatmulProblem(m=1536, n=3072, k=1536, dtype="float16", rhs="nk", out_dtype="float32"),
+            matmul_blackwell.TuningConfig(
+                tile_m=64, tile_n=96, max_concurrent_steps=3, epi_tile_n=48, barriers="per_operand"
+            ),
+        ),
+        (
+            MatmulProblem(m=512, n=512, k=1024, dtype="bfloat16"),
+            matmul_blackwell.TuningConfig(tile_m=64, epi_tile_n=256, collective=1),
+        ),
+    ),
     "copy_tma": (
         (CopyProblem(m=32768, n=16384, dtype="float32"), copy.TuningConfig()),
         (
@@ -77,16 +94,26 @@ PINNED: dict[str, tuple[tuple[Problem, Any], ...]] = {
 }
 
 
+# Where a family's pinned configurations are for.
+ARCHITECTURES = {"matmul_blackwell": "sm_100"}
+
+
+def target(family: str) -> Target:
+    """The device a family's pinned configurations are lowered for."""
+    return reference_target(ARCHITECTURES.get(family, "sm_90"))
+
+
 def hashes(family: KernelFamily) -> dict[str, str]:
     """`{problem and configuration: hash}` under the running jax."""
-    from tests.kernels.lowering import lowered, module_text
+    from tests.kernels.lowering import lowered
+    from tuner.proof.verdict import module_text
 
     found = {}
     for problem, config in PINNED[family.name]:
         # Fields at their default go unnamed, so that a new field leaves the names as they are.
         defaults = dataclasses.asdict(family.config_class())
         told = " ".join(f"{k}={v}" for k, v in dataclasses.asdict(config).items() if v != defaults[k])
-        text = module_text(lowered(family, problem, config))
+        text = module_text(lowered(family, problem, config, target(family.name)))
         found[f"{problem}; {told or 'defaults'}"] = hashlib.sha256(text.encode()).hexdigest()
     return found
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests import hopper_mgpu
-from tests.kernels.lowering import SM_90, lowered, module_text
+from tests.kernels.lowering import SM_90, lowered
 from tests.search_spaces.spaces import BIG, broken, space_of
+from tuner.proof.verdict import module_text
 from tuner.search_spaces import copy, matmul_hopper
 from tuner.search_spaces.family import family_for
 from tuner.search_spaces.problem import CopyProblem, MatmulProblem, Problem

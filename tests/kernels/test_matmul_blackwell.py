@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.kernels.lowering import RaceError, interpreted, lowered, module_text
+from tests.kernels.lowering import RaceError, interpreted, lowered
 from tests.search_spaces.spaces import broken
 from tuner.compiling import CompileTask, compile_program
 from tuner.farm import Farm
+from tuner.proof.verdict import module_text
 from tuner.search_spaces import matmul_blackwell
 from tuner.search_spaces.architecture import Target, reference_target
 from tuner.search_spaces.matmul_blackwell import RULES, TuningConfig

@@ -1,6 +1,5 @@
 """`tuner doctor`: what this machine can do, and how to get the rest."""
 
-import importlib.util
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -70,15 +69,11 @@ def _cuda_plugin() -> dict[str, Any]:
 
 
 def _ptxas() -> dict[str, Any]:
-    import shutil
-    from pathlib import Path
+    from tuner.compiling import find_ptxas
 
-    spec = importlib.util.find_spec("nvidia")
-    roots = list(spec.submodule_search_locations or ()) if spec is not None else []
-    wheels = [str(p) for root in roots for p in Path(root).glob("*/bin/ptxas")]
-    found = shutil.which("ptxas") or next(iter(wheels), None)
+    found = find_ptxas()
     fix = "install the CUDA toolkit, or mosaic-tuner[deviceless]"
-    return _check("ptxas", found is not None, found or "not found", fix, needed=False)
+    return _check("ptxas", bool(found), found or "not found", fix, needed=False)
 
 
 def _database(db: str | None) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def draw_points(space: LegalSpace, count: int, rng: np.random.Generator) -> list
     """
     grid, third = WideGrid(space, rng), max(1, count // 3)
     legal = _legal_bases(space, rng)
-    points = [_sorted_out(space, config, "legal") for config in _configs(space, legal, third)]
+    points = [sorted_out(space, config, "legal") for config in _configs(space, legal, third)]
     taken = {point.config for point in points}
     for origin in ("near", "wide"):
         bases = _pooled(space, grid, legal, rng)
@@ -112,7 +112,7 @@ def draw_points(space: LegalSpace, count: int, rng: np.random.Generator) -> list
         for config in _spread(space, changed, third, rng):
             if config not in taken:
                 taken.add(config)
-                points.append(_sorted_out(space, config, origin))
+                points.append(sorted_out(space, config, origin))
     return points
 
 
@@ -190,7 +190,8 @@ def _broken(space: LegalSpace, fields: Fields) -> np.ndarray:
     return found
 
 
-def _sorted_out(space: LegalSpace, config: Any, origin: Origin) -> Point:
+def sorted_out(space: LegalSpace, config: Any, origin: Origin) -> Point:
+    """A configuration with what the rules say of it."""
     broken = space.broken(config)
     spelt = () if broken else space.broken(config, kind="canonical")
     twin = space.canonical(config) if spelt else None

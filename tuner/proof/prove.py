@@ -3,7 +3,7 @@
 import concurrent.futures
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,22 +17,28 @@ from tuner.search_spaces.rule import Rule
 from tuner.search_spaces.space import LegalSpace
 
 from .points import Point, draw_points
+from .shrink import kind_of, smallest
 from .verdict import verdict
 
 Verdict = dict[str, Any]
-# Rungs at which a rule's violation runs unnoticed past lowering and ptxas: it faults, hangs or is wrong.
-_BEYOND_COMPILERS = ("ran", "never")
+Future = concurrent.futures.Future[Any]
+Listener = Callable[[int, int], None]
+
+# Kinds of disagreement that are shrunk to a small reproducer; the points of the others are told as drawn.
+_MOST_SHRUNK = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement:
-    """A point on which rules and compilers differ; problem and configuration reproduce it."""
+    """Points on which rules and compilers differ alike; problem and configuration reproduce it.
 
-    family: str
-    problem: str
-    config: dict[str, Any]
+    rules: the broken ones. count: how many points showed it.
+    """
+
+    point: Point
     rules: tuple[str, ...]
     what: str
+    count: int
 
 
 @dataclasses.dataclass(slots=True)
@@ -45,15 +51,15 @@ class RuleCount:
 
 @dataclasses.dataclass(slots=True)
 class Proof:
-    """The outcome of one family on one target."""
+    """The outcome of one family on one target; `judged` holds every point and its verdict."""
 
     family: KernelFamily
     target: Target
-    rung: str
+    compiled: bool
     points: Counter[str] = dataclasses.field(default_factory=Counter)
     by_rule: dict[str, RuleCount] = dataclasses.field(default_factory=dict)
     disagreements: list[Disagreement] = dataclasses.field(default_factory=list)
-    judged: list[tuple[Point, Verdict]] = dataclasses.field(default_factory=list)
+    judged: list[Point] = dataclasses.field(default_factory=list)
 
     @property
     def undecided(self) -> tuple[str, ...]:
@@ -73,13 +79,14 @@ def provable(target: Target, kernel: str = "") -> list[KernelFamily]:
     Raises:
       UnsupportedError: there is none.
     """
-    found = [f for f in families().values() if kernel in ("", f.kernel, f.name) and spaces(f, target)]
+    found = [f for f in families().values() if kernel in ("", f.kernel, f.name) and probed(f, target)]
     if not found:
-        raise UnsupportedError(f"no kernel {kernel} runs on {target.arch}", fix="choose another --arch")
+        what = f"no kernel {kernel!r}" if kernel else "no kernel"
+        raise UnsupportedError(f"{what} runs on {target.arch}", fix="choose another architecture")
     return found
 
 
-def spaces(family: KernelFamily, target: Target) -> list[LegalSpace]:
+def probed(family: KernelFamily, target: Target) -> list[LegalSpace]:
     """The spaces of the family's probe problems on the target."""
     return [LegalSpace(family, p, target) for p in family.probes if not family.supports(p, target)]
 
@@ -91,8 +98,8 @@ def prove(
     *,
     samples: int,
     seed: int,
-    compiled: int,
-    listener: Callable[[int, int], None] = lambda done, of: None,
+    compiled: int = 0,
+    listener: Listener = lambda done, of: None,
 ) -> Proof:
     """Holds a family's rules against JAX's lowering for the target, and against ptxas.
 
@@ -100,92 +107,116 @@ def prove(
     about, beside every illegal one that JAX lowers; 0 asks JAX alone, and needs no CUDA plugin.
     """
     rng = np.random.default_rng(seed)
-    probes = spaces(family, target)
-    share = -(-samples // len(probes))
-    points = [point for space in probes for point in draw_points(space, share, rng)]
-    proof = Proof(family, target, "compiled" if compiled else "lowered")
+    spaces = probed(family, target)
+    points = [p for space in spaces for p in draw_points(space, -(-samples // len(spaces)), rng)]
+    proof = Proof(family, target, compiled > 0)
     proof.by_rule = {rule.id: RuleCount() for rule in family.rules}
-    chosen = {id(p) for p in _choose([p for p in points if p.legal], compiled, rng)}
-    asked: list[tuple[Point, Any]] = []
-    for point in points:
-        compile_it = compiled > 0 and (not point.legal or id(point) in chosen)
-        asked.append((point, farm.submit(verdict, _task(point, point.config, bool(compiled), compile_it))))
-    twins = {
-        id(point): farm.submit(verdict, _task(point, point.twin, bool(compiled), False))
-        for point in points
-        if point.twin is not None
-    }
-    _judge_all(proof, asked, twins, listener)
+    trial = _Trial(proof, farm)
+    legal = [point for point in points if point.legal]
+    chosen = {id(legal[i]) for i in rng.permutation(len(legal))[:compiled]}
+    asked = [trial.ask(point, compile_it=not point.legal or id(point) in chosen) for point in points]
+    for done, (point, futures) in enumerate(zip(points, asked, strict=True), start=1):
+        trial.judge(point, futures)
+        listener(done, len(points))
+    proof.disagreements = trial.shrunk()
     return proof
 
 
-def _choose(points: Sequence[Point], count: int, rng: np.random.Generator) -> list[Point]:
-    order = rng.permutation(len(points))[:count]
-    return [points[int(i)] for i in order]
+class _Trial:
+    """Asks workers, compares what they say with the rules, and counts."""
 
+    def __init__(self, proof: Proof, farm: Farm) -> None:
+        self._proof, self._farm = proof, farm
+        self._rules = {rule.id: rule for rule in proof.family.rules}
+        self._programs: dict[tuple[str, str], Any] = {}
+        self._found: dict[tuple[tuple[str, ...], str], list[tuple[Point, str]]] = {}
 
-def _task(point: Point, config: Any, compilable: bool, compile_it: bool) -> dict[str, Any]:
-    space = point.space
-    task = CompileTask(
-        family=space.family.address,
-        problem=space.problem.to_dict(),
-        config=dataclasses.asdict(config),
-        target=space.target.to_dict(),
-    )
-    return {**task.to_dict(), "compilable": compilable, "compile": compile_it}
+    def ask(self, point: Point, *, compile_it: bool) -> tuple[Future, Future | None]:
+        """Futures of the point's verdict and of its twin's."""
+        space, compilable = point.space, self._proof.compiled
 
+        def submit(config: Any, *, compiling: bool) -> Future:
+            task = CompileTask(
+                family=space.family.address,
+                problem=space.problem.to_dict(),
+                config=dataclasses.asdict(config),
+                target=space.target.to_dict(),
+            )
+            request = {**task.to_dict(), "compilable": compilable, "compile": compiling}
+            return self._farm.submit(verdict, request)
 
-def _judge_all(
-    proof: Proof,
-    asked: Iterable[tuple[Point, "concurrent.futures.Future[Any]"]],
-    twins: dict[int, "concurrent.futures.Future[Any]"],
-    listener: Callable[[int, int], None],
-) -> None:
-    asked = list(asked)
-    rules = {rule.id: rule for rule in proof.family.rules}
-    seen: dict[tuple[str, str], Any] = {}
-    for done, (point, future) in enumerate(asked, start=1):
-        found = _answered(future)
-        what = _judge(point, found, [rules[name] for name in point.broken])
-        if not what and point.twin is not None:
-            other = _answered(twins[id(point)])
-            if found["digest"] != other["digest"]:
-                what = f"not the program of its canonical form {_changed(point.config, point.twin)}"
-        elif not what and point.legal and found["lowered"]:
-            first = seen.setdefault((point.space.problem.key, found["digest"]), point.config)
-            if first != point.config:
-                what = f"the same program as another canonical configuration, {_changed(point.config, first)}"
+        own = submit(point.config, compiling=compilable and compile_it)
+        return own, None if point.twin is None else submit(point.twin, compiling=False)
+
+    def judge(self, point: Point, futures: tuple[Future, Future | None]) -> None:
+        """Compares rules and compilers on one point, and counts it."""
+        own, twin = futures
+        found = _answer(own)
+        what = self._difference(point, found, None if twin is None else _answer(twin))
         if what:
-            proof.disagreements.append(_disagreement(point, what))
-        _count(proof, point, found)
-        proof.judged.append((point, found))
-        listener(done, len(asked))
+            self._found.setdefault((point.broken, kind_of(what)), []).append((point, what))
+        self._count(point, found)
+
+    def _difference(self, point: Point, found: Verdict, twin: Verdict | None) -> str:
+        if what := _disagreement(point, found, [self._rules[name] for name in point.broken]):
+            return what
+        if twin is not None:
+            same = found["digest"] == twin["digest"]
+            return "" if same else f"not the program of its canonical form: {_changed(point, point.twin)}"
+        if point.legal:
+            key = point.space.problem.key, found["digest"]
+            first = self._programs.setdefault(key, point.config)
+            if first != point.config:
+                return f"the same program as another canonical configuration: {_changed(point, first)}"
+        return ""
+
+    def _count(self, point: Point, found: Verdict) -> None:
+        proof, decided = self._proof, point.broken or point.spelt
+        proof.judged.append(point)
+        proof.points.update((point.origin, "legal" if point.legal else "illegal"))
+        proof.points["compiled"] += found["compiled"] is not None
+        if len(decided) == 1:
+            proof.by_rule[decided[0]].alone += 1
+        if found["lowered"] and found["compiled"] is not False:
+            for name in point.broken:
+                proof.by_rule[name].absorbed += 1
+
+    def shrunk(self) -> list[Disagreement]:
+        """One disagreement a kind, with a small reproducer."""
+
+        def again(point: Point) -> str:
+            own, twin = self.ask(point, compile_it=True)
+            return self._difference(point, _answer(own), None if twin is None else _answer(twin))
+
+        kept = []
+        for place, ((rules, _), shown) in enumerate(self._found.items()):
+            point, what = shown[0]
+            if place < _MOST_SHRUNK:
+                point = smallest(point, what, again)
+                what = again(point) or what
+            kept.append(Disagreement(point=point, rules=rules, what=what, count=len(shown)))
+        return kept
 
 
-def _answered(future: "concurrent.futures.Future[Any]") -> Verdict:
+def _answer(future: Future) -> Verdict:
     answer: Verdict = future.result()[0]
     if "lowered" in answer:
         return answer
     # The worker died of it, or outlived its deadline: LLVM aborts on what it cannot select.
-    return {
-        "lowered": True,
-        "compiled": False,
-        "refused_by": "ptxas",
-        "reason": answer["reason"],
-        "digest": "",
-    }
+    reason = answer["reason"]
+    return {"lowered": True, "compiled": False, "refused_by": "ptxas", "reason": reason, "digest": ""}
 
 
-def _judge(point: Point, found: Verdict, broken: Sequence[Rule]) -> str:
-    """What the two sides disagree about, or ""."""
-    told = f"{found['refused_by']} says {found['reason']}"
+def _disagreement(point: Point, found: Verdict, broken: Sequence[Rule]) -> str:
+    """What rules and compilers disagree about, or ""."""
     if found["refused_by"] == "kernel":
         return f"our own code raised, which is no verdict: {found['reason']}"
     if point.missing:
-        return "no rule is broken, but it is not in the space: an axis lacks a value"
+        return "no rule is broken, but it is not in the space"
+    refused = not found["lowered"] or found["compiled"] is False
     if point.legal:
-        return "" if found["lowered"] and found["compiled"] is not False else f"legal, but {told}"
-    if not found["lowered"] or found["compiled"] is False:
+        return f"legal, but {found['refused_by']} says {found['reason']}" if refused else ""
+    if refused:
         return ""
     passed = "JAX lowers it" if found["compiled"] is None else "JAX and ptxas take it"
     claims = ("lowered",) if found["compiled"] is None else ("lowered", "compiled")
@@ -193,30 +224,7 @@ def _judge(point: Point, found: Verdict, broken: Sequence[Rule]) -> str:
     return f"illegal by {', '.join(wrong)}, but {passed}" if wrong else ""
 
 
-def _count(proof: Proof, point: Point, found: Verdict) -> None:
-    proof.points[point.origin] += 1
-    proof.points["legal" if point.legal else "illegal"] += 1
-    if found["compiled"] is not None:
-        proof.points["compiled"] += 1
-    decided = point.broken or point.spelt
-    if len(decided) == 1:
-        proof.by_rule[decided[0]].alone += 1
-    if point.broken and found["lowered"] and found["compiled"] is not False:
-        for name in point.broken:
-            proof.by_rule[name].absorbed += 1
-
-
-def _disagreement(point: Point, what: str) -> Disagreement:
-    return Disagreement(
-        family=point.space.family.name,
-        problem=str(point.space.problem),
-        config=dataclasses.asdict(point.config),
-        rules=point.broken,
-        what=what,
-    )
-
-
-def _changed(config: Any, other: Any) -> str:
+def _changed(point: Point, other: Any) -> str:
     """The fields of `other` that differ, as name=value."""
-    mine, theirs = dataclasses.asdict(config), dataclasses.asdict(other)
+    mine, theirs = dataclasses.asdict(point.config), dataclasses.asdict(other)
     return " ".join(f"{name}={theirs[name]}" for name in mine if mine[name] != theirs[name])
