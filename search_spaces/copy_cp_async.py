@@ -197,8 +197,7 @@ RULES: tuple[Rule, ...] = (
         have="blocks_per_sm={blocks_per_sm}",
         need="at least 1",
         remedy="set blocks_per_sm=1",
-        source="an empty grid copies nothing",
-        noticed="never",
+        source="own kernel: an empty grid copies nothing",
     ),
     Rule(
         id="canonical.swizzle_bytes",
