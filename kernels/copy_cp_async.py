@@ -55,10 +55,13 @@ def _from_words(words: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def _transforms(plan: space.Plan) -> tuple[Any, ...]:
-    if not plan.swizzle_bytes:
+    if not plan.tiled:
         return ()
-    tiling = plgpu.TilingTransform((8, plan.swizzle_bytes // jnp.dtype(plan.dtype).itemsize))
-    return (tiling,) if plan.swizzle_bytes == 16 else (tiling, plgpu.SwizzleTransform(plan.swizzle_bytes))
+    elements = plan.swizzle_bytes // jnp.dtype(plan.dtype).itemsize
+    tiling = plgpu.TilingTransform((8, elements))  # type: ignore[abstract]
+    if plan.swizzle_bytes == 16:  # JAX spells "no swizzle" by leaving it out
+        return (tiling,)
+    return tiling, plgpu.SwizzleTransform(plan.swizzle_bytes)  # type: ignore[abstract]
 
 
 def _body(x_gmem: Any, out_gmem: Any, *, ring: Any, plan: space.Plan) -> None:
@@ -116,7 +119,7 @@ def _body(x_gmem: Any, out_gmem: Any, *, ring: Any, plan: space.Plan) -> None:
 
 def _layout(plan: space.Plan) -> Any:
     """Registers laid out as cp.async wrote the tile: wide reads without conflicts, whole rows out."""
-    if not plan.swizzle_bytes:
+    if not plan.tiled:
         return None
     return plgpu.Layout.SMEM_GMEM_COPY(
         shape=(plan.tile_m, plan.tile_n), dtype=jnp.dtype(plan.dtype), swizzle=plan.swizzle_bytes

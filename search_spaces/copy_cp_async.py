@@ -193,7 +193,7 @@ RULES: tuple[Rule, ...] = (
     SMEM_CAPACITY,
     Rule(
         id="grid.blocks_per_sm",
-        holds=lambda blocks_per_sm: blocks_per_sm >= 1,
+        holds=lambda blocks_per_sm, persistent: (blocks_per_sm >= 1) | (persistent == 0),
         have="blocks_per_sm={blocks_per_sm}",
         need="at least 1",
         remedy="set blocks_per_sm=1",
@@ -259,7 +259,7 @@ class Plan:
     """Everything the kernel builder needs, derived and in canonical form.
 
     The kernel moves `dtype`, the unsigned integer as wide as the problem's type; of types narrower
-    than a byte, whole bytes. `n` and `tile_n` count those. swizzle_bytes is 0 where slots hold rows.
+    than a byte, whole bytes. `n` and `tile_n` count those.
     """
 
     m: int
@@ -267,6 +267,7 @@ class Plan:
     dtype: str
     tile_m: int
     tile_n: int
+    tiled: bool
     swizzle_bytes: int
     grid: int
     grid_m: int
@@ -288,7 +289,8 @@ def plan(problem: CopyProblem, config: TuningConfig, target: Target) -> Plan:
         dtype=f"uint{word}",
         tile_m=config.tile_m,
         tile_n=config.tile_n * columns["bits"] // word,
-        swizzle_bytes=config.swizzle_bytes if columns["tiled"] else 0,
+        tiled=bool(columns["tiled"]),
+        swizzle_bytes=config.swizzle_bytes if columns["tiled"] else _SWIZZLES_BYTES[0],
         grid=int(columns["grid"]),
         grid_m=int(columns["grid_m"]),
         grid_n=int(columns["grid_n"]),

@@ -167,7 +167,7 @@ def test_what_a_thread_moves_is_what_the_rules_say(problem: CopyProblem) -> None
         assert groups == 2
         assert sum(sizes) * 128 == groups * tile_bytes
         depth = plan(problem, config, FOUR_SMS).depth
-        waits = [int(n) for n in re.findall(r"cp\.async\.wait\.group.* n = (\d+)", text)]
+        waits = [int(n) for n in re.findall(r"cp\.async\.wait\.group.*\bn = (\d+)", text)]
         assert waits == [depth - 1, *range(depth - 1, -1, -1)]
         assert "mbarrier" not in text
 
@@ -226,19 +226,20 @@ def test_the_interpreter_does_not_run_it() -> None:
         interpreted(FAMILY, COPY, TuningConfig(tile_n=32), FOUR_SMS)
 
 
+ONE = {"blocks_per_sm": 1, "max_concurrent_steps": 2}
 HARDWARE = {"grid_schedule": "hardware", "blocks_per_sm": 1}
 # Each row: m, n, dtype, configuration. Blocks have unequal numbers of tiles, some fewer than slots.
 RUN: list[tuple[int, int, str, dict[str, Any]]] = [
     (192, 96, "float32", {"tile_n": 32, "max_concurrent_steps": 2}),
-    (192, 96, "float32", {"tile_n": 32, "max_concurrent_steps": 3, "delay_release": 1, "blocks_per_sm": 1}),
+    (192, 96, "float32", {"tile_n": 32, **ONE, "max_concurrent_steps": 3, "delay_release": 1}),
     (192, 96, "float32", {"tile_m": 16, "tile_n": 96, "swizzle_bytes": 64, "max_concurrent_steps": 1}),
-    (80, 64, "bfloat16", {"tile_m": 16, "tile_n": 32, "swizzle_bytes": 32, "max_concurrent_steps": 3, "blocks_per_sm": 1, "grid_minor_dim": "M"}),
-    (640, 96, "uint8", {"tile_m": 32, "tile_n": 16, "swizzle_bytes": 16, "max_concurrent_steps": 5, "delay_release": 1}),
+    (80, 64, "bfloat16", {"tile_m": 16, "tile_n": 32, "swizzle_bytes": 32, **ONE, "grid_minor_dim": "M"}),
+    (640, 96, "uint8", {"tile_n": 16, "swizzle_bytes": 16, "max_concurrent_steps": 5, "delay_release": 1}),
     (96, 192, "int8", {"tile_n": 64, "swizzle_bytes": 16, "max_concurrent_steps": 2, **HARDWARE}),
-    (10, 512, "float8_e4m3b11fnuz", {"layout": "rows", "tile_m": 1, "tile_n": 512, "max_concurrent_steps": 2, "blocks_per_sm": 1}),
-    (21, 128, "float32", {"layout": "rows", "tile_m": 3, "tile_n": 128, "max_concurrent_steps": 4, **HARDWARE}),
-    (128, 128, "float4_e2m1fn", {"layout": "rows", "tile_m": 16, "tile_n": 128, "max_concurrent_steps": 2, "blocks_per_sm": 1}),
-]  # fmt: skip
+    (10, 512, "float8_e4m3b11fnuz", {"layout": "rows", "tile_m": 1, "tile_n": 512, **ONE}),
+    (21, 128, "float32", {"layout": "rows", "tile_m": 3, "tile_n": 128, **HARDWARE}),
+    (128, 128, "float4_e2m1fn", {"layout": "rows", "tile_m": 16, "tile_n": 128, **ONE}),
+]
 # Partial rows as `rows`: the transfers follow one another in global memory as in shared memory.
 WRONG = TuningConfig(layout="rows", tile_m=32, tile_n=32, max_concurrent_steps=2)
 
@@ -283,7 +284,7 @@ def _use(line: str) -> str:
     """What an instruction has to do with a slot."""
     known = {"bar.sync": "barrier", "cp.async.wait": "wait", "cp.async.c": "load", "ld": "read"}
     kind = next((kind for start, kind in known.items() if line.startswith(start)), "")
-    return kind if kind in ("barrier", "wait") or ".shared" in line.split(" ")[0] else ""
+    return kind if kind in ("barrier", "wait") or ".shared" in line.split(" ", maxsplit=1)[0] else ""
 
 
 @pytest.mark.deviceless
