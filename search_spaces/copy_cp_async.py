@@ -28,10 +28,12 @@ MAX_GROUPS = 64
 # A shared-memory tile has 8 rows of `swizzle_bytes`; of 16 bytes it is tiled and not swizzled.
 _TILE_ROWS = 8
 _SWIZZLES_BYTES = (*SWIZZLES_BYTES, 16)
-# A first prior: DRAM's share of its peak, a load's latency from there, and what a step of a block costs.
+# A first prior: DRAM's share of its peak, a load's latency under load, and what a step of a block costs.
 _DRAM_EFFICIENCY = 0.9
-_LATENCY_CLOCKS = 800
+_LATENCY_CLOCKS = 1600
 _CLOCKS_PER_STEP = 200
+# How much of the lesser of memory and instructions the greater leaves uncovered.
+_BARE = 0.2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +131,15 @@ RULES: tuple[Rule, ...] = (
         source=f"{_CP_ASYNC} reads what lies beyond the array",
         noticed="never",
     ),
-    whole_lines(
-        "copy.bytes",
-        lambda tile_bits: (tile_bits > 0) & (tile_bits % (8 * COPY_BYTES) == 0),
-        "a copy of {tile_m} x {tile_n} x {bits} bits = {tile_bytes} bytes",
-        "make tile_m * tile_n * itemsize a multiple of 128",
+    dataclasses.replace(
+        whole_lines(
+            "copy.bytes",
+            lambda tile_bits: (tile_bits > 0) & (tile_bits % (8 * COPY_BYTES) == 0),
+            "a copy of {tile_m} x {tile_n} x {bits} bits = {tile_bytes} bytes",
+            "make tile_m * tile_n * itemsize a multiple of 128",
+        ),
+        source=f"{_CP_ASYNC}: every thread moves at least 4 bytes, every warp at least a tile",
+        noticed="lowered",
     ),
     Rule(
         id="copy.contiguous",
@@ -366,18 +372,17 @@ def _predict_us(
     registers = np.minimum(tile_registers + 40, MAX_REGISTERS_PER_THREAD)
     fitting = np.minimum(fitting, np.maximum(REGISTERS_PER_SM // (registers * WARPGROUP_THREADS), 1))
     resident = np.minimum(np.where(persistent, blocks_per_sm, MAX_BLOCKS_PER_SM), fitting)
-    per_sm = target.dram_bytes_per_s * _DRAM_EFFICIENCY / 2 / target.sm_count
-    # Little's law: a rate needs that many bytes in flight for the latency of a load.
-    in_flight = resident * depth * tile_bytes
-    rate = per_sm * np.minimum(1.0, in_flight / (per_sm * _LATENCY_CLOCKS / clock_hz))
-    rate = rate * np.where(persistent, 1.0, 0.97) * np.where(grid_minor_dim == "M", 0.98, 1.0)
-    rate = rate * np.where(tile_registers + 40 > MAX_REGISTERS_PER_THREAD, 0.5, 1.0)
+    clock_bytes = target.dram_bytes_per_s * _DRAM_EFFICIENCY / 2 / target.sm_count / clock_hz
+    # Little's law: a rate needs that many bytes in flight for the latency of a load; its knee is round.
+    wanting = clock_bytes * _LATENCY_CLOCKS / (resident * depth * tile_bytes)
     per_sm_bytes = problem.bytes / 2 / target.sm_count
-    # A load, a read and a store of one warp, one a clock; two barriers and a wait for each tile.
-    clocks = (
-        per_sm_bytes / (32 * transfer_bytes) * 3 + per_sm_bytes / tile_bytes * _CLOCKS_PER_STEP / resident
-    )
-    return np.maximum(per_sm_bytes / rate, clocks / clock_hz) * 1e6
+    memory = per_sm_bytes / clock_bytes * np.sqrt(1.0 + wanting**2)
+    memory = memory * np.where(persistent, 1.0, 1.03) * np.where(grid_minor_dim == "M", 1.02, 1.0)
+    memory = memory * np.where(tile_registers + 40 > MAX_REGISTERS_PER_THREAD, 2.0, 1.0)
+    # A load, a read and a store of one warp each clock; two barriers and a wait for each tile.
+    issue = 3 * per_sm_bytes / (32 * transfer_bytes)
+    issue = issue + per_sm_bytes / tile_bytes * _CLOCKS_PER_STEP / resident
+    return (np.maximum(memory, issue) + _BARE * np.minimum(memory, issue)) / clock_hz * 1e6
 
 
 FAMILY = KernelFamily(
