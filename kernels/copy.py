@@ -14,6 +14,8 @@ from tuner.search_spaces import copy as space
 from tuner.search_spaces.architecture import Target
 from tuner.search_spaces.problem import CopyProblem
 
+from .words import from_words, to_words
+
 
 def build(problem: CopyProblem, config: space.TuningConfig, target: Target) -> Callable[..., jax.Array]:
     """The kernel as a function `x (m, n) -> x (m, n)`.
@@ -21,18 +23,21 @@ def build(problem: CopyProblem, config: space.TuningConfig, target: Target) -> C
     Values the rules call illegal are not checked here: what they do is what JAX does with them.
     """
     plan = space.plan(problem, config, target)
+    dtype = jnp.dtype(plan.dtype)
     kernel: Callable[..., jax.Array] = plgpu.kernel(
         functools.partial(_body, plan=plan),
-        out_type=jax.ShapeDtypeStruct((problem.m, problem.n), jnp.dtype(problem.dtype)),
+        out_type=jax.ShapeDtypeStruct((plan.m, plan.n), dtype),
         scratch_types={
-            "ring": plgpu.SMEM((plan.steps, config.tile_m, config.tile_n), jnp.dtype(problem.dtype)),
+            "ring": plgpu.SMEM((plan.steps, plan.tile_m, plan.tile_n), dtype),
             "loaded": plgpu.Barrier(num_barriers=plan.steps),
         },
         grid=(plan.grid,),
         grid_names=("blocks",),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
     )
-    return kernel
+    if plan.dtype == problem.dtype:
+        return kernel
+    return lambda x: from_words(kernel(to_words(x, plan.n, plan.dtype)), x)
 
 
 def _body(x_gmem: Any, out_gmem: Any, *, ring: Any, loaded: Any, plan: space.Plan) -> None:
@@ -50,8 +55,7 @@ def _body(x_gmem: Any, out_gmem: Any, *, ring: Any, loaded: Any, plan: space.Pla
 
     def tile_of(step: Any) -> tuple[Any, Any]:
         row, column = _position(first + step * stride, plan)
-        c = plan.config
-        return pl.ds(row * c.tile_m, c.tile_m), pl.ds(column * c.tile_n, c.tile_n)
+        return pl.ds(row * plan.tile_m, plan.tile_m), pl.ds(column * plan.tile_n, plan.tile_n)
 
     def load(step: Any, slot: Any) -> None:
         plgpu.copy_gmem_to_smem(x_gmem.at[tile_of(step)], ring.at[slot], loaded.at[slot], oob_mode=promise)

@@ -14,6 +14,8 @@ from tuner.search_spaces import copy_cp_async as space
 from tuner.search_spaces.architecture import Target
 from tuner.search_spaces.problem import CopyProblem
 
+from .words import from_words, to_words
+
 
 def build(
     problem: CopyProblem, config: space.TuningConfig, target: Target
@@ -37,21 +39,9 @@ def build(
     )
 
     def copy(x: jax.Array) -> jax.Array:
-        return _from_words(kernel(_to_words(x, plan)), x)
+        return from_words(kernel(to_words(x, plan.n, plan.dtype)), x)
 
     return copy
-
-
-def _to_words(x: jax.Array, plan: space.Plan) -> jax.Array:
-    """The same bytes as unsigned integers (m, n of the plan): XLA compiles it to nothing."""
-    packed = x.shape[1] // plan.n
-    return lax.bitcast_convert_type(
-        x if packed == 1 else x.reshape(plan.m, plan.n, packed), jnp.dtype(plan.dtype)
-    )
-
-
-def _from_words(words: jax.Array, like: jax.Array) -> jax.Array:
-    return lax.bitcast_convert_type(words, like.dtype).reshape(like.shape)
 
 
 def _transforms(plan: space.Plan) -> tuple[Any, ...]:
@@ -69,7 +59,7 @@ def _body(x_gmem: Any, out_gmem: Any, *, ring: Any, plan: space.Plan) -> None:
     block = lax.axis_index("blocks")
     # A persistent block takes every grid-th tile, any other a run of `depth`; `own` is how many.
     if plan.persistent:
-        first, stride, fewest = block, plan.grid, tiles // plan.grid
+        first, stride, fewest = block, plan.grid, tiles // max(plan.grid, 1)
         own = lax.div(tiles - 1 - block, jnp.int32(plan.grid)) + 1
     else:
         first, stride, fewest = block * depth, 1, tiles - (plan.grid - 1) * depth

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from tuner.search_spaces.errors import MeasurementError
-from tuner.search_spaces.problem import CopyProblem, MatmulProblem
+from tuner.search_spaces.problem import DTYPE_BITS, CopyProblem, MatmulProblem
 
 # Unit roundoff of a float32 accumulation.
 _ACCUMULATION_ROUNDOFF = 2.0**-24
@@ -34,9 +34,11 @@ def matmul_operands(problem: MatmulProblem, seed: int) -> tuple[jax.Array, jax.A
 
 def _random(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """Normal for floats, uniform over every value for integers."""
+    bits = DTYPE_BITS[dtype.name]
     if jnp.issubdtype(dtype, jnp.integer):
-        return jax.random.bits(key, shape, _unsigned(dtype)).view(dtype)
-    if dtype.itemsize == 1:
+        drawn = jax.random.bits(key, shape, jnp.dtype(f"uint{max(bits, 8)}"))
+        return drawn.astype(jnp.dtype(f"uint{bits}")).view(dtype)
+    if bits <= 8:
         return jax.random.normal(key, shape, jnp.float32).astype(dtype)
     return jax.random.normal(key, shape, dtype)
 
@@ -83,7 +85,7 @@ def matmul_reference(
 
 
 def _is_float8(x: jax.Array) -> bool:
-    return bool(x.dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating))
+    return bool(DTYPE_BITS[x.dtype.name] == 8 and jnp.issubdtype(x.dtype, jnp.floating))
 
 
 def _lost_in_hardware(problem: MatmulProblem) -> float:
@@ -143,7 +145,3 @@ def copy_baseline(problem: CopyProblem) -> tuple[Callable[..., jax.Array], ...]:
     """XLA's elementwise passes `-x` and `x + 1`; `jnp.copy` is a memcpy that kernel timing can't see."""
     one = jnp.ones((), jnp.dtype(problem.dtype))
     return (lambda x: -x, lambda x: x + one)
-
-
-def _unsigned(dtype: Any) -> Any:
-    return jnp.dtype(f"uint{dtype.itemsize * 8}")

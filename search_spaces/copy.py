@@ -11,7 +11,7 @@ from .architecture import Target
 from .barriers import BARRIER_BYTES, MAX_BARRIERS_PER_GROUP, barriers_per_group
 from .family import Axis, KernelFamily, choice
 from .prior import MAX_BLOCKS_PER_SM
-from .problem import CopyProblem, itemsize_bytes
+from .problem import DTYPE_BITS, CopyProblem, unmovable
 from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned, whole_parts
 from .rule import Rule
 from .tma import COPY_BYTES, MAX_BOX_ELEMENTS, TMA_ALIGNMENT_BYTES, TMA_DTYPES, box, row_pitch, whole_lines
@@ -41,10 +41,15 @@ class TuningConfig:
 
 
 DERIVED: Mapping[str, Callable[..., Any]] = {
-    "itemsize": lambda problem: itemsize_bytes(problem.dtype),
-    "row_pitch_bytes": lambda n, itemsize: n * itemsize,
-    "tile_bytes": lambda tile_m, tile_n, itemsize: tile_m * tile_n * itemsize,
-    "tile_row_bytes": lambda tile_n, itemsize: tile_n * itemsize,
+    "bits": lambda problem: DTYPE_BITS[problem.dtype],
+    "row_bits": lambda n, bits: n * bits,
+    "row_pitch_bytes": lambda row_bits: row_bits // 8,
+    "tile_bits": lambda tile_m, tile_n, bits: tile_m * tile_n * bits,
+    "tile_bytes": lambda tile_bits: tile_bits // 8,
+    "tile_row_bits": lambda tile_n, bits: tile_n * bits,
+    "tile_row_bytes": lambda tile_row_bits: tile_row_bits // 8,
+    # Types narrower than a byte are moved as whole bytes.
+    "tile_words": lambda tile_row_bits, bits: tile_row_bits // np.maximum(bits, 8),
     # Whole rows, or part of one, are one run of memory: no box, no tensor map (JAX launch_context.py,
     # is_simple_contiguous_copy).
     "contiguous": lambda tile_m, tile_n, n: (tile_n == n) | (tile_m == 1),
@@ -67,11 +72,11 @@ _OWN = "own kernel: it works through whole tiles, and leaves a partial one out"
 RULES: tuple[Rule, ...] = (
     row_pitch(
         "copy.row_pitch",
-        lambda row_pitch_bytes: row_pitch_bytes % TMA_ALIGNMENT_BYTES == 0,
-        "rows of n={n} x {itemsize} bytes, {row_pitch_bytes} apart",
+        lambda row_bits: row_bits % (8 * TMA_ALIGNMENT_BYTES) == 0,
+        "rows of n={n} x {bits} bits, {row_pitch_bytes} bytes apart",
         "make n a multiple of 16 bytes",
         # By tile_n, which divides n and is a multiple of 16 bytes.
-        implied=True,
+        decides_on=(),
     ),
     Rule(
         id="copy.m_divisible",
@@ -93,13 +98,13 @@ RULES: tuple[Rule, ...] = (
     ),
     whole_lines(
         "copy.bytes",
-        lambda tile_bytes: (tile_bytes > 0) & (tile_bytes % COPY_BYTES == 0),
-        "a copy of {tile_m} x {tile_n} x {itemsize} = {tile_bytes} bytes",
+        lambda tile_bits: (tile_bits > 0) & (tile_bits % (8 * COPY_BYTES) == 0),
+        "a copy of {tile_m} x {tile_n} x {bits} bits = {tile_bytes} bytes",
         "make tile_m * tile_n * itemsize a multiple of 128",
     ),
     Rule(
         id="copy.inner_bytes",
-        holds=lambda tile_row_bytes: tile_row_bytes % TMA_ALIGNMENT_BYTES == 0,
+        holds=lambda tile_row_bits: tile_row_bits % (8 * TMA_ALIGNMENT_BYTES) == 0,
         have="tile rows of {tile_row_bytes} bytes",
         need=f"a multiple of {TMA_ALIGNMENT_BYTES} bytes",
         remedy="make tile_n a multiple of 16 bytes",
@@ -107,8 +112,8 @@ RULES: tuple[Rule, ...] = (
     ),
     box(
         "copy.box",
-        lambda tile_m, tile_n, contiguous: (
-            ((tile_m <= MAX_BOX_ELEMENTS) & (tile_n <= MAX_BOX_ELEMENTS)) | (contiguous > 0)
+        lambda tile_m, tile_words, contiguous: (
+            ((tile_m <= MAX_BOX_ELEMENTS) & (tile_words <= MAX_BOX_ELEMENTS)) | (contiguous > 0)
         ),
         "a tile of {tile_m} x {tile_n}",
         "use tiles of at most 256 x 256, whole rows (tile_n = n), or part of one row (tile_m = 1)",
@@ -185,10 +190,17 @@ RULES: tuple[Rule, ...] = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything the kernel builder needs, derived and in canonical form."""
+    """Everything the kernel builder needs, derived and in canonical form.
 
-    problem: CopyProblem
-    config: TuningConfig
+    The kernel moves `dtype`: the problem's, or the unsigned integer of its width where TMA has no such
+    type, whole bytes of narrower ones. `n` and `tile_n` count those.
+    """
+
+    m: int
+    n: int
+    dtype: str
+    tile_m: int
+    tile_n: int
     grid: int
     grid_m: int
     grid_n: int
@@ -204,9 +216,14 @@ def plan(problem: CopyProblem, config: TuningConfig, target: Target) -> Plan:
     columns = FAMILY.config_columns(problem, target, config)
     line = columns["grid_m"] == 1 or columns["grid_n"] == 1
     refills = columns["block_steps"] > config.max_concurrent_steps
+    bits = columns["bits"]
+    word = max(bits, 8)
     return Plan(
-        problem=problem,
-        config=config,
+        m=problem.m,
+        n=problem.n * bits // word,
+        dtype=problem.dtype if problem.dtype in TMA_DTYPES else f"uint{word}",
+        tile_m=config.tile_m,
+        tile_n=ceil_div(config.tile_n * bits, word),
         grid=int(columns["grid"]),
         grid_m=int(columns["grid_m"]),
         grid_n=int(columns["grid_n"]),
@@ -220,12 +237,11 @@ def plan(problem: CopyProblem, config: TuningConfig, target: Target) -> Plan:
 
 def axes(problem: CopyProblem, target: Target) -> tuple[Axis, ...]:
     """Every value a rule could accept; tiles are the divisors of the array's own sizes."""
-    itemsize = itemsize_bytes(problem.dtype)
     limit = target.smem_optin_bytes
     steps = tuple(range(1, min(MAX_BARRIERS_PER_GROUP, limit // COPY_BYTES) + 1))
     return (
         Axis("tile_m", _divisors(problem.m, limit // TMA_ALIGNMENT_BYTES)),
-        Axis("tile_n", _divisors(problem.n, limit // itemsize)),
+        Axis("tile_n", _divisors(problem.n, limit * 8 // DTYPE_BITS[problem.dtype])),
         Axis("max_concurrent_steps", steps),
         Axis("grid_schedule", ("persistent", "hardware")),
         Axis("delay_release", (0, *steps[:-1])),
@@ -243,9 +259,7 @@ def supports(problem: CopyProblem, target: Target) -> str:
     """Why `problem` cannot run on `target` at all, or ""."""
     if not target.architecture.has_tma:
         return f"needs TMA, which starts at sm_90, not {target.arch}"
-    if problem.dtype not in TMA_DTYPES:
-        return f"copies types TMA has ({', '.join(TMA_DTYPES)}), not {problem.dtype}"
-    return ""
+    return unmovable(problem)
 
 
 def default_config(problem: CopyProblem, target: Target) -> TuningConfig:
@@ -260,6 +274,7 @@ _PROBES = (
     CopyProblem(m=96, n=1008, dtype="int8"),
     CopyProblem(m=320, n=600, dtype="bfloat16"),
     CopyProblem(m=1, n=4096, dtype="float16"),
+    CopyProblem(m=256, n=768, dtype="int4"),
     CopyProblem(m=256, n=1001, dtype="int8"),
 )
 

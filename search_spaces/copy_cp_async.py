@@ -14,7 +14,7 @@ from .architecture import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM, WARPGROUP_
 from .barriers import load_barriers
 from .family import Axis, KernelFamily, choice
 from .prior import MAX_BLOCKS_PER_SM
-from .problem import DTYPE_BITS, CopyProblem
+from .problem import DTYPE_BITS, CopyProblem, unmovable
 from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned
 from .rule import Rule
 from .tma import COPY_BYTES, SWIZZLES_BYTES, whole_lines
@@ -43,9 +43,9 @@ class TuningConfig:
     tile_m, tile_n: rows and columns of one copy. layout: a slot holds the `rows` as they lie in
     global memory, or is `tiled` into 8 rows of `swizzle_bytes`, swizzled.
     max_concurrent_steps: slots of the ring. delay_release: with 1, one slot rests, so that the next
-    load is issued before the current tile is read; max_concurrent_steps - delay_release loads are in flight.
-    grid_schedule: `persistent` blocks loop over the tiles; with `hardware`, a block copies as many
-    tiles as it has loads in flight and the hardware hands out the next block.
+    load is issued before the current tile is read; the others have loads in flight.
+    grid_schedule: `persistent` blocks loop over the tiles; with `hardware`, a block copies one
+    ring-full of tiles and the hardware hands out the next block.
     blocks_per_sm: persistent blocks launched for each SM.
     grid_minor_dim: direction neighbouring tiles follow.
     """
@@ -94,9 +94,11 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     "grid_n": lambda n, tile_n: ceil_div(n, tile_n),
     "tiles": lambda grid_m, grid_n: grid_m * grid_n,
     "persistent": lambda grid_schedule: grid_schedule == "persistent",
-    "depth": lambda max_concurrent_steps, delay_release: np.minimum(
-        max_concurrent_steps - delay_release, MAX_GROUPS
+    # A block that the hardware hands out fills each slot once, so none rests.
+    "in_flight": lambda max_concurrent_steps, delay_release, persistent: (
+        max_concurrent_steps - delay_release * persistent
     ),
+    "depth": lambda in_flight: np.minimum(in_flight, MAX_GROUPS),
     "grid": lambda tiles, sm_count, blocks_per_sm, persistent, depth: np.where(
         persistent, np.minimum(tiles, sm_count * blocks_per_sm), ceil_div(tiles, depth)
     ),
@@ -137,6 +139,8 @@ RULES: tuple[Rule, ...] = (
             lambda tile_bits: (tile_bits > 0) & (tile_bits % (8 * COPY_BYTES) == 0),
             "a copy of {tile_m} x {tile_n} x {bits} bits = {tile_bytes} bytes",
             "make tile_m * tile_n * itemsize a multiple of 128",
+            # By transfer and four_tiles.
+            decides_on=(),
         ),
         source=f"{_CP_ASYNC}: every thread moves at least 4 bytes, every warp at least a tile",
         noticed="lowered",
@@ -188,9 +192,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="pipeline.steps",
-        holds=lambda max_concurrent_steps, delay_release: (
-            (delay_release >= 0) & (max_concurrent_steps > delay_release)
-        ),
+        holds=lambda in_flight, delay_release: (delay_release >= 0) & (in_flight >= 1),
         have="max_concurrent_steps={max_concurrent_steps} with delay_release={delay_release}",
         need="at least one load in flight",
         remedy="raise max_concurrent_steps",
@@ -229,9 +231,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="canonical.max_concurrent_steps",
-        holds=lambda max_concurrent_steps, delay_release, block_steps: (
-            max_concurrent_steps - delay_release <= np.minimum(block_steps, MAX_GROUPS)
-        ),
+        holds=lambda in_flight, block_steps: in_flight <= np.minimum(block_steps, MAX_GROUPS),
         have="max_concurrent_steps={max_concurrent_steps} with delay_release={delay_release}",
         need=f"at most {MAX_GROUPS} loads in flight, and {{block_steps}}, the tiles a block copies",
         remedy="lower max_concurrent_steps",
@@ -294,7 +294,7 @@ def plan(problem: CopyProblem, config: TuningConfig, target: Target) -> Plan:
         n=problem.n * columns["bits"] // word,
         dtype=f"uint{word}",
         tile_m=config.tile_m,
-        tile_n=config.tile_n * columns["bits"] // word,
+        tile_n=ceil_div(config.tile_n * columns["bits"], word),
         tiled=bool(columns["tiled"]),
         swizzle_bytes=config.swizzle_bytes if columns["tiled"] else _SWIZZLES_BYTES[0],
         grid=int(columns["grid"]),
@@ -331,18 +331,9 @@ def _divisors(whole: int, most: int) -> tuple[int, ...]:
 
 def supports(problem: CopyProblem, target: Target) -> str:
     """Why `problem` cannot run on `target` at all, or ""."""
-    dtype, bits = problem.dtype, DTYPE_BITS[problem.dtype]
     if target.architecture.has_tma:
         return f"copies without barriers, which JAX does before sm_90 only, not on {target.arch}"
-    if dtype == "bool":
-        return "copies bytes, and JAX copies a bool as one bit, not bool"
-    if dtype.startswith("complex"):
-        return f"copies types that XLA takes for integers in place, not {dtype}"
-    if bits > 32:
-        return f"copies types of at most 32 bits, as JAX has outside its 64-bit mode, not {dtype}"
-    if problem.n * bits % 8:
-        return f"copies rows of whole bytes, not n={problem.n} of {dtype}"
-    return ""
+    return unmovable(problem)
 
 
 def default_config(problem: CopyProblem, target: Target) -> TuningConfig:
@@ -385,6 +376,14 @@ def _predict_us(
     return (np.maximum(memory, issue) + _BARE * np.minimum(memory, issue)) / clock_hz * 1e6
 
 
+_PROBES = (
+    CopyProblem(m=1024, n=512, dtype="float32"),
+    CopyProblem(m=96, n=1024, dtype="int8"),
+    CopyProblem(m=320, n=640, dtype="bfloat16"),
+    CopyProblem(m=1, n=65536, dtype="float16"),
+    CopyProblem(m=256, n=768, dtype="int4"),
+)
+
 FAMILY = KernelFamily(
     name="copy_cp_async",
     revision=REVISION,
@@ -400,5 +399,6 @@ FAMILY = KernelFamily(
     operands="tuner.kernels.references:copy_operands",
     reference="tuner.kernels.references:copy_reference",
     baseline="tuner.kernels.references:copy_baseline",
+    probes=_PROBES,
     reported=("tile_bytes", "smem_bytes", "grid", "block_steps", "transfer_bytes", "tile_registers"),
 )

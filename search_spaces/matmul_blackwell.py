@@ -180,6 +180,8 @@ RULES: tuple[Rule, ...] = (
         need="a multiple of {mma_n_unit} columns for each of {lane_groups} instructions",
         remedy="round tile_n to a multiple of 32",
         source=_TCGEN05,
+        # Of other types than integers, a multiple of 16 is one.
+        decides_on=INTEGER_ARCHS,
     ),
     Rule(
         id="matmul.tile_n_16",
@@ -209,7 +211,7 @@ RULES: tuple[Rule, ...] = (
         remedy="lower tile_n",
         source="PTX ISA, tcgen05.alloc: a power of two of columns",
         # By tile_n_most: one accumulator fits where two don't.
-        implied=True,
+        decides_on=(),
     ),
     Rule(
         id="matmul.m_divisible",
@@ -273,7 +275,7 @@ RULES: tuple[Rule, ...] = (
         "stages of {lhs_stage_bytes} and {rhs_stage_bytes} bytes, stores of {epi_slot_bytes}",
         "use larger tiles",
         # By 64 rows, or 16 columns, of 32 bytes.
-        implied=True,
+        decides_on=(),
     ),
     Rule(
         id="matmul.epi_tile_n",

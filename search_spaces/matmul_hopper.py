@@ -118,7 +118,7 @@ RULES: tuple[Rule, ...] = (
         remedy="round tile_m to a multiple of 64",
         source="PTX ISA, wgmma.mma_async; mosaic_gpu.wgmma verifier",
         # By epi_tile_m, a multiple of 64 that divides it.
-        implied=True,
+        decides_on=(),
     ),
     Rule(
         id="matmul.tile_n_wgmma",
@@ -192,7 +192,7 @@ RULES: tuple[Rule, ...] = (
         "stages of {lhs_stage_bytes} and {rhs_stage_bytes} bytes over a cluster of {cluster_size}",
         "use larger tiles",
         # By 64 rows, or 8 columns, of 32 bytes.
-        implied=True,
+        decides_on=(),
     ),
     Rule(
         id="matmul.multicast",

@@ -225,3 +225,17 @@ class CopyProblem(Problem):
     def bytes(self) -> int:
         """Every element read once and written once."""
         return 2 * self.m * self.n * DTYPE_BITS[self.dtype] // 8
+
+
+def unmovable(problem: CopyProblem) -> str:
+    """Why the bytes of a copy cannot be moved as unsigned integers within one program, or ""."""
+    dtype, bits = problem.dtype, DTYPE_BITS[problem.dtype]
+    if dtype == "bool":
+        return "copies bytes, and Mosaic takes a bool for one bit, not bool"
+    if dtype.startswith("complex"):
+        return f"copies types that XLA takes for integers in place, not {dtype}"
+    if bits > 32:
+        return f"copies types of at most 32 bits, as JAX has outside its 64-bit mode, not {dtype}"
+    if problem.n * bits % 8:
+        return f"copies rows of whole bytes, not n={problem.n} of {dtype}"
+    return ""

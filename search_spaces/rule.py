@@ -19,8 +19,9 @@ class Rule:
 
     `holds` takes columns by its parameter names (arrays or scalars; combine with `&`, never `and`).
     `have` and `need` are templates over the same columns. `source` is the JAX file, the hardware
-    manual or "own kernel" where our kernel's structure is the reason. `implied` marks a rule that never
-    decides alone and stands for its message.
+    manual or "own kernel" where our kernel's structure is the reason. `decides_on` names
+    the architectures where it may be the only broken rule, all by default; elsewhere, or with (), others
+    imply it and it stands for its message.
     """
 
     id: str
@@ -30,8 +31,12 @@ class Rule:
     remedy: str
     source: str
     noticed: Noticed = "lowered"
-    implied: bool = False
+    decides_on: tuple[str, ...] | None = None
     kind: Literal["illegal", "canonical"] = "illegal"
+
+    def decides(self, arch: str) -> bool:
+        """Whether the rule may decide alone there."""
+        return self.decides_on is None or arch in self.decides_on
 
     @property
     def reads(self) -> tuple[str, ...]:

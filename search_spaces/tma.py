@@ -43,7 +43,9 @@ def largest_swizzle(*minor_bytes: Any) -> Any:
     return found
 
 
-def whole_lines(id: str, holds: Callable[..., Any], have: str, remedy: str, *, implied: bool = False) -> Rule:
+def whole_lines(
+    id: str, holds: Callable[..., Any], have: str, remedy: str, *, decides_on: tuple[str, ...] | None = None
+) -> Rule:
     """elements * itemsize % 128 == 0 for one copy and its slot."""
     return Rule(
         id=id,
@@ -53,11 +55,13 @@ def whole_lines(id: str, holds: Callable[..., Any], have: str, remedy: str, *, i
         remedy=remedy,
         source="jax/_src/pallas/mosaic_gpu/primitives.py (Lane); faults on an H200 under Warpgroup",
         noticed="ran",
-        implied=implied,
+        decides_on=decides_on,
     )
 
 
-def row_pitch(id: str, holds: Callable[..., Any], have: str, remedy: str, *, implied: bool = False) -> Rule:
+def row_pitch(
+    id: str, holds: Callable[..., Any], have: str, remedy: str, *, decides_on: tuple[str, ...] | None = None
+) -> Rule:
     """Rows of an array in global memory start 16 bytes apart or a multiple of that."""
     return Rule(
         id=id,
@@ -66,7 +70,7 @@ def row_pitch(id: str, holds: Callable[..., Any], have: str, remedy: str, *, imp
         need=f"a multiple of {TMA_ALIGNMENT_BYTES} bytes",
         remedy=remedy,
         source="jax/experimental/mosaic/gpu/launch_context.py, GMEM strides; PTX tensor map",
-        implied=implied,
+        decides_on=decides_on,
     )
 
 

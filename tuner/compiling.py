@@ -123,7 +123,9 @@ def reason(error: BaseException, log: str = "") -> str:
 
 def hidden_copies(hlo: str) -> list[str]:
     """Instructions of an optimised module that move data around the kernel itself."""
-    moving = re.compile(r"= (\(.*?\)|\S+) (copy|copy-start|transpose|pad|slice|dynamic-update-slice)\(")
+    moving = re.compile(
+        r"= (\(.*?\)|\S+) (copy|copy-start|fusion|transpose|pad|slice|dynamic-update-slice)\("
+    )
     return [line.strip()[:200] for line in hlo.splitlines() if moving.search(line)]
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tuner.search_spaces.problem import DTYPE_BITS
+
 
 @functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
 def poisoned(buffer: jax.Array, expected: jax.Array, tolerance: jax.Array | None) -> jax.Array:
@@ -42,7 +44,7 @@ def _count(wrong: jax.Array) -> jax.Array:
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{x.dtype.itemsize * 8}"))
+    return jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{DTYPE_BITS[x.dtype.name]}"))
 
 
 def _ulp(x: jax.Array, dtype: Any) -> jax.Array:

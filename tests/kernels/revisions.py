@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tuner.search_spaces import copy, matmul_blackwell, matmul_hopper
+from tuner.search_spaces import copy, copy_cp_async, matmul_blackwell, matmul_hopper
 from tuner.search_spaces.architecture import Target, reference_target
 from tuner.search_spaces.family import KernelFamily, families
 from tuner.search_spaces.problem import CopyProblem, MatmulProblem, Problem
@@ -71,6 +71,32 @@ PINNED: dict[str, tuple[tuple[Problem, Any], ...]] = {
             matmul_blackwell.TuningConfig(tile_m=64, epi_tile_n=256, collective=1),
         ),
     ),
+    "copy_cp_async": (
+        (CopyProblem(m=32768, n=16384, dtype="float32"), copy_cp_async.TuningConfig()),
+        (
+            CopyProblem(m=32768, n=512, dtype="int8"),
+            copy_cp_async.TuningConfig(
+                tile_m=8,
+                tile_n=512,
+                layout="rows",
+                max_concurrent_steps=3,
+                delay_release=1,
+                blocks_per_sm=3,
+            ),
+        ),
+        (
+            CopyProblem(m=512, n=1024, dtype="int4"),
+            copy_cp_async.TuningConfig(
+                tile_m=64,
+                tile_n=256,
+                swizzle_bytes=32,
+                max_concurrent_steps=2,
+                grid_schedule="hardware",
+                blocks_per_sm=1,
+                grid_minor_dim="M",
+            ),
+        ),
+    ),
     "copy_tma": (
         (CopyProblem(m=32768, n=16384, dtype="float32"), copy.TuningConfig()),
         (
@@ -95,7 +121,7 @@ PINNED: dict[str, tuple[tuple[Problem, Any], ...]] = {
 
 
 # Where a family's pinned configurations are for.
-ARCHITECTURES = {"matmul_blackwell": "sm_100"}
+ARCHITECTURES = {"copy_cp_async": "sm_80", "matmul_blackwell": "sm_100", "matmul_mma": "sm_80"}
 
 
 def target(family: str) -> Target:

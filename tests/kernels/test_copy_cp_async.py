@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 
 from tests.kernels import ptx
-from tests.kernels.lowering import interpreted, lowered, module_text
+from tests.kernels.lowering import interpreted, lowered
 from tests.search_spaces.spaces import broken, space_of
 from tuner.compiling import CompileTask, compile_program
 from tuner.farm import Farm
 from tuner.kernels import copy_cp_async as kernel
 from tuner.lowering import lowering_for
+from tuner.proof.verdict import module_text
 from tuner.search_spaces.architecture import Target, reference_target
 from tuner.search_spaces.copy_cp_async import FAMILY, RULES, TuningConfig, plan
 from tuner.search_spaces.problem import DTYPE_BITS, CopyProblem
@@ -144,8 +145,8 @@ def test_a_bool_would_be_copied_as_one_bit(monkeypatch: pytest.MonkeyPatch) -> N
     honest = _transfers(module_text(lowered(FAMILY, problem, config, FOUR_SMS)))
     as_bool = dataclasses.replace(plan(problem, config, FOUR_SMS), dtype="bool")
     monkeypatch.setattr(kernel.space, "plan", lambda *_: as_bool)
-    monkeypatch.setattr(kernel, "_to_words", lambda x, _: x != 0)
-    monkeypatch.setattr(kernel, "_from_words", lambda words, x: words.astype(x.dtype))
+    monkeypatch.setattr(kernel, "to_words", lambda x, *_: x != 0)
+    monkeypatch.setattr(kernel, "from_words", lambda words, x: words.astype(x.dtype))
     bits = _transfers(module_text(lowered(FAMILY, problem, config, FOUR_SMS)))
     assert sum(bits) * 8 == sum(honest)
 

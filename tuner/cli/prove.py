@@ -102,9 +102,10 @@ def _tell(proof: "Proof") -> None:
     click.echo(f"  {'rule':<30} {'decided alone':>13} {'let pass':>8}  noticed")
     for rule in proof.family.rules:
         count = proof.by_rule[rule.id]
-        noticed = "implied" if rule.implied else "canonical" if rule.kind == "canonical" else rule.noticed
+        noticed = rule.noticed if rule.kind == "illegal" else "canonical"
+        told = noticed if rule.decides(proof.target.arch) else "implied"
         because = f"  {rule.source}" if count.absorbed else ""
-        click.echo(f"  {rule.id:<30} {count.alone:>13} {count.absorbed:>8}  {noticed:<9}{because}")
+        click.echo(f"  {rule.id:<30} {count.alone:>13} {count.absorbed:>8}  {told:<9}{because}")
     for name in proof.undecided:
         click.echo(f"  UNDECIDED {name}: no point is decided by it alone")
     for found in proof.disagreements:
@@ -141,7 +142,7 @@ def _json(proofs: "list[Proof]") -> dict[str, Any]:
                     **dataclasses.asdict(proof.by_rule[rule.id]),
                     "noticed": rule.noticed,
                     "kind": rule.kind,
-                    "implied": rule.implied,
+                    "implied": not rule.decides(proof.target.arch),
                     "source": rule.source,
                 }
                 for rule in proof.family.rules

@@ -63,8 +63,8 @@ class Proof:
 
     @property
     def undecided(self) -> tuple[str, ...]:
-        """Rules no point was decided by alone, other than those marked as implied."""
-        rules = (r for r in self.family.rules if not r.implied)
+        """Rules that may decide alone here, and no point did they decide."""
+        rules = (r for r in self.family.rules if r.decides(self.target.arch))
         return tuple(r.id for r in rules if not self.by_rule[r.id].alone)
 
     @property

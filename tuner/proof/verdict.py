@@ -42,7 +42,10 @@ def verdict(task: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
 
 
 def raised_by(error: BaseException) -> str:
-    """`jax` where the exception left code of jax or jaxlib, else `kernel`."""
+    """`jax` where the exception is of jax or jaxlib, or left their code; else `kernel`."""
+    # JAX gives some of its errors the traceback of the user's code.
+    if type(error).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        return "jax"
     frames = traceback.extract_tb(error.__traceback__)
     return "jax" if frames and _of_jax(frames[-1].filename) else "kernel"
 
