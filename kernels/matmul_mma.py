@@ -55,8 +55,9 @@ def _scratch(plan: space.Plan) -> dict[str, Any]:
         "rhs_smem": _tiled((steps, *rhs_block), p.dtype, plan.rhs_swizzle_bytes),
     }
     if c.epilogue == "smem":
-        shape = (plan.warpgroups, c.tile_m, c.tile_n)
-        scratch["out_smem"] = _tiled(shape, p.out_dtype, plan.out_swizzle_bytes)
+        shape, out_dtype = (plan.warpgroups, c.tile_m, c.tile_n), jnp.dtype(p.out_dtype)
+        swizzled = _tiled(shape, p.out_dtype, plan.out_swizzle_bytes)
+        scratch["out_smem"] = swizzled if plan.has_tma else plgpu.SMEM(shape, out_dtype)
     if plan.warpgroups > 1:
         scratch["together"] = plgpu.Barrier(num_arrivals=plan.warpgroups)
     if c.barriers == "shared":
@@ -97,15 +98,9 @@ def _body(
 
     acc = _multiply_tile(lhs_smem, rhs_smem, load, loaded, together, plan)
     own_rows, own_columns = _own_slices(plan)
-    out_tile = out_gmem.at[rows, columns].at[own_rows, own_columns]
-    if c.epilogue == "registers":
-        out_tile[...] = acc.astype(out_gmem.dtype)
-        return
-    own_smem = out_smem.at[lax.axis_index("wg")]
-    own_smem[...] = acc.astype(out_gmem.dtype)
-    plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(own_smem, out_tile)
-    plgpu.wait_smem_to_gmem(0)
+    _store_tile(
+        acc.astype(out_gmem.dtype), out_smem, out_gmem.at[rows, columns].at[own_rows, own_columns], plan
+    )
 
 
 def _tile_slices(plan: space.Plan) -> tuple[Any, Any]:
@@ -134,7 +129,7 @@ def _slot_of(step: Any, plan: space.Plan) -> jax.Array:
 
 def _multiply_tile(
     lhs_smem: Any, rhs_smem: Any, load: Callable[[Any], None], loaded: Any, together: Any, plan: space.Plan
-) -> jax.Array:
+) -> Any:
     """The (tile_m, tile_n) accumulator of this warpgroup."""
     p, c = plan.problem, plan.config
     own_rows, own_columns = _own_slices(plan)
@@ -182,3 +177,20 @@ def _multiply_tile(
     for step in range(refilled, plan.k_steps):
         acc = multiply(step, acc, refill=False, in_flight=plan.k_steps - 1 - step)
     return acc
+
+
+def _store_tile(tile: Any, out_smem: Any, out_tile: Any, plan: space.Plan) -> None:
+    """Registers -> global memory, straight or through shared memory."""
+    if plan.config.epilogue == "registers":
+        out_tile[...] = tile
+        return
+    own_smem = out_smem.at[lax.axis_index("wg")]
+    own_smem[...] = tile
+    if plan.has_tma:
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(own_smem, out_tile)
+        plgpu.wait_smem_to_gmem(0)
+    else:
+        # Neighbouring threads write neighbouring vectors; the accumulator's layout scatters them.
+        rows_in_turn = plgpu.Layout.WG_STRIDED(tile.shape, vec_size=plan.out_vector)
+        out_tile[...] = plgpu.load(own_smem, layout=rows_in_turn)

@@ -50,7 +50,8 @@ class TuningConfig:
       0 refills the very stage, after it.
     barriers: `none` for cp.async groups (before Hopper); by TMA one barrier a stage `shared` by both
       operands, or one `per_operand`.
-    epilogue: the output leaves from `registers`, or through `smem` by TMA.
+    epilogue: the output leaves from `registers`, or through `smem` (by TMA where there is one, else in
+      16-byte rows).
     grid_minor_dim, grid_tile_width: raster order of the output tiles (planar snake).
     """
 
@@ -85,6 +86,19 @@ def _swizzle(minor_bytes: Any, rows: Any, row_bytes: Any, has_tma: bool) -> Any:
     return found
 
 
+def _out_swizzle(tile_m: Any, row_bytes: Any, out_itemsize: int) -> Any:
+    """The widest swizzle through which JAX stores an accumulator without bank conflicts.
+
+    It refuses others: 4-byte elements of warps that stand 2 x 2 or 1 x 4 have few (fragmented_array.py,
+    plan_tiled_transfer).
+    """
+    found: Any = UNSWIZZLED_BYTES
+    for swizzle, rows in ((32, 16), (64, 64), (128, 32)):
+        fits = (row_bytes % swizzle == 0) & ((out_itemsize == 2) | (tile_m % rows == 0))
+        found = found + (swizzle - found) * fits
+    return found
+
+
 DERIVED: Mapping[str, Callable[..., Any]] = {
     "has_tma": lambda target: target.architecture.has_tma,
     "itemsize": lambda problem: itemsize_bytes(problem.dtype),
@@ -106,15 +120,21 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     "rhs_row_bytes": lambda rhs_is_kn, tile_k, cta_tile_n, itemsize: (
         (cta_tile_n if rhs_is_kn else tile_k) * itemsize
     ),
-    "rhs_minor_bytes": lambda rhs_is_kn, tile_k, tile_n, itemsize: (tile_n if rhs_is_kn else tile_k) * itemsize,
+    "rhs_minor_bytes": lambda rhs_is_kn, tile_k, tile_n, itemsize: (
+        (tile_n if rhs_is_kn else tile_k) * itemsize
+    ),
     "lhs_swizzle_bytes": lambda tile_k, cta_tile_m, itemsize, has_tma: _swizzle(
         tile_k * itemsize, cta_tile_m, tile_k * itemsize, has_tma
     ),
     "rhs_swizzle_bytes": lambda rhs_minor_bytes, rhs_rows, rhs_row_bytes, has_tma: _swizzle(
         rhs_minor_bytes, rhs_rows, rhs_row_bytes, has_tma
     ),
-    "out_swizzle_bytes": lambda tile_n, tile_m, out_itemsize: _swizzle(
-        tile_n * out_itemsize, tile_m, tile_n * out_itemsize, True
+    "out_swizzle_bytes": lambda tile_m, tile_n, out_itemsize: _out_swizzle(
+        tile_m, tile_n * out_itemsize, out_itemsize
+    ),
+    # Elements a thread writes at once where the output leaves through shared memory without TMA.
+    "out_vector": lambda tile_m, tile_n, out_itemsize: np.gcd(
+        tile_m * tile_n // WARPGROUP_THREADS, 16 // out_itemsize
     ),
     "accumulator_registers": lambda tile_m, tile_n: tile_m * tile_n // WARPGROUP_THREADS,
     # With a stage for every step nothing is refilled, and nothing held back.
@@ -207,15 +227,6 @@ RULES: tuple[Rule, ...] = (
         need="none: before Hopper a load completes with its cp.async group",
         remedy="set barriers=none",
         source="jax/_src/pallas/mosaic_gpu/primitives.py, copy_gmem_to_smem",
-    ),
-    Rule(
-        id="epilogue.tma_store",
-        holds=lambda epilogue, has_tma: (epilogue == "registers") | has_tma,
-        have="epilogue={epilogue}",
-        need="registers: a store from shared memory is by TMA, which starts at sm_90",
-        remedy="set epilogue=registers",
-        source="PTX ISA, cp.async.bulk; LLVM aborts on its proxy fence",
-        noticed="compiled",
     ),
     Rule(
         id="cp_async.four_tiles",
@@ -313,6 +324,7 @@ class Plan:
     cta_tile_m: int
     cta_tile_n: int
     warpgroups: int
+    has_tma: bool
     tiles: int
     grid_m: int
     grid_n: int
@@ -324,6 +336,7 @@ class Plan:
     lhs_swizzle_bytes: int
     rhs_swizzle_bytes: int
     out_swizzle_bytes: int
+    out_vector: int
 
 
 # The fields of a plan that are derived quantities as they stand.
@@ -339,6 +352,7 @@ _PLANNED = (
     "lhs_swizzle_bytes",
     "rhs_swizzle_bytes",
     "out_swizzle_bytes",
+    "out_vector",
 )
 
 
@@ -348,6 +362,7 @@ def plan(problem: MatmulProblem, config: TuningConfig, target: Target) -> Plan:
     return Plan(
         problem=problem,
         config=config,
+        has_tma=target.architecture.has_tma,
         grid_minor_dim="N" if columns["grid_is_line"] else config.grid_minor_dim,
         grid_tile_width=min(config.grid_tile_width, int(columns["grid_minor_extent"])),
         delay_release=config.delay_release if config.max_concurrent_steps <= columns["k_steps"] else 0,
@@ -371,7 +386,7 @@ def axes(problem: MatmulProblem, target: Target) -> tuple[Axis, ...]:
         Axis("tile_m", _multiples(MMA_M, min(problem.m, limit // MMA_K_BYTES))),
         Axis("tile_n", _multiples(MMA_N, min(problem.n, limit // MMA_K_BYTES))),
         Axis("tile_k", _multiples(depth, min(problem.k, limit // (least_rows * MMA_K_BYTES) * depth))),
-        Axis("epilogue", ("registers", "smem") if target.architecture.has_tma else ("registers",)),
+        Axis("epilogue", ("registers", "smem")),
         Axis("barriers", barriers),
         Axis("delay_release", (0, 1)),
         Axis("max_concurrent_steps", tuple(range(1, max_steps + 1))),
