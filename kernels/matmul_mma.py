@@ -137,10 +137,18 @@ def _multiply_tile(
     copies = 2 // plan.warpgroups
 
     def meet() -> None:
-        """Every warpgroup has come this far; within one, JAX puts a barrier before each load."""
+        """Every warpgroup has come this far."""
         if plan.warpgroups > 1:
             plgpu.barrier_arrive(together)
             plgpu.barrier_wait(together)
+
+    def refill_after(step: Any) -> None:
+        # What was read of the stage must be ordered before TMA, of another proxy, overwrites it.
+        # Before Hopper the barrier that JAX puts before each load does that within a warpgroup.
+        if loaded:
+            plgpu.commit_smem()
+        meet()
+        load(step + ahead)
 
     def multiply(step: Any, acc: Any, *, refill: bool, in_flight: int) -> Any:
         slot = _slot_of(step, plan)
@@ -149,19 +157,18 @@ def _multiply_tile(
         if not loaded:
             plgpu.wait_gmem_to_smem(in_flight * copies)
         refill_first = refill and plan.delay_release == 1
-        # A warpgroup's cp.async wait says nothing of what the other one loads.
-        if refill_first or not loaded:
-            meet()
         if refill_first:
-            load(step + ahead)
+            refill_after(step)
+        elif not loaded:
+            # A warpgroup's cp.async wait says nothing of what the other one loads.
+            meet()
         if p.rhs == "kn":
             rhs = rhs_smem.at[slot, :, own_columns]
         else:
             rhs = rhs_smem.at[slot, own_columns, :].transpose((1, 0))
         acc = plgpu.mma(acc, lhs_smem[slot, own_rows, :], rhs[...])
         if refill and not refill_first:
-            meet()
-            load(step + ahead)
+            refill_after(step)
         return acc
 
     for step in range(ahead):
