@@ -134,6 +134,7 @@ def _multiply_tile(
     p, c = plan.problem, plan.config
     own_rows, own_columns = _own_slices(plan)
     ahead = plan.steps - plan.delay_release
+    # The cp.async groups that a warpgroup commits a step: one a copy.
     copies = 2 // plan.warpgroups
 
     def meet() -> None:

@@ -132,6 +132,16 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     "out_swizzle_bytes": lambda tile_m, tile_n, out_itemsize: _out_swizzle(
         tile_m, tile_n * out_itemsize, out_itemsize
     ),
+    # The longer side of what one copy moves, in tiles of 8 rows and a swizzle's bytes.
+    "lhs_box": lambda cta_tile_m, tile_k, itemsize, lhs_swizzle_bytes: np.maximum(
+        cta_tile_m // TILE_ROWS, tile_k * itemsize // lhs_swizzle_bytes
+    ),
+    "rhs_box": lambda rhs_rows, rhs_row_bytes, rhs_swizzle_bytes: np.maximum(
+        rhs_rows // TILE_ROWS, rhs_row_bytes // rhs_swizzle_bytes
+    ),
+    "out_box": lambda tile_m, tile_n, out_itemsize, out_swizzle_bytes, epilogue: (
+        np.maximum(tile_m // TILE_ROWS, tile_n * out_itemsize // out_swizzle_bytes) * (epilogue == "smem")
+    ),
     # Elements a thread writes at once where the output leaves through shared memory without TMA.
     "out_vector": lambda tile_m, tile_n, out_itemsize: np.gcd(
         tile_m * tile_n // WARPGROUP_THREADS, 16 // out_itemsize
@@ -240,16 +250,11 @@ RULES: tuple[Rule, ...] = (
     ),
     box(
         "matmul.box",
-        # Tiled (rows / 8, columns / swizzle, 8, swizzle): rows count by 8, and columns are fewer still.
-        lambda cta_tile_m, cta_tile_n, tile_k, has_tma: (
+        lambda lhs_box, rhs_box, out_box, has_tma: (
             (not has_tma)
-            | (
-                (cta_tile_m // TILE_ROWS <= MAX_BOX_ELEMENTS)
-                & (cta_tile_n // TILE_ROWS <= MAX_BOX_ELEMENTS)
-                & (tile_k // TILE_ROWS <= MAX_BOX_ELEMENTS)
-            )
+            | ((lhs_box <= MAX_BOX_ELEMENTS) & (rhs_box <= MAX_BOX_ELEMENTS) & (out_box <= MAX_BOX_ELEMENTS))
         ),
-        "a stage of {cta_tile_m} rows, {cta_tile_n} columns, {tile_k} deep",
+        "copies of {lhs_box} (lhs), {rhs_box} (rhs) and {out_box} (out) tiles along a dimension",
         "use smaller tiles",
     ),
     Rule(
@@ -470,7 +475,8 @@ def _predict_us(
     clock_hz = target.max_sm_clock_mhz * 1e6
     rate = (target.flops_per_clock_per_sm or 1024) * 2 / itemsize
     threads = warpgroups * WARPGROUP_THREADS
-    registers = np.minimum(accumulator_registers + 64, MAX_REGISTERS_PER_THREAD)
+    # ptxas keeps the fragments of a whole stage beside the accumulator.
+    registers = np.minimum(accumulator_registers + 128, MAX_REGISTERS_PER_THREAD)
     resident = np.minimum(smem_limit_bytes // (smem_bytes + 1024), REGISTERS_PER_SM // (threads * registers))
     resident = np.clip(resident, 1, ceil_div(tiles, target.sm_count))
     math = 2.0 * cta_tile_m * cta_tile_n * tile_k / rate
@@ -479,9 +485,10 @@ def _predict_us(
     stage_bytes = (cta_tile_m + cta_tile_n) * tile_k * itemsize
     busy = np.maximum(np.maximum(math, read / _BYTES_PER_CLOCK), stage_bytes / _L2_BYTES_PER_CLOCK)
     # One block alone waits for its loads and its warps; others fill the gaps.
-    alone = np.maximum(busy, (_LOAD_LATENCY_CLOCKS + busy) / np.maximum(steps - delay_release, 0.5))
-    stage = np.maximum(busy * resident, alone) + _STEP_CLOCKS
-    stage = stage * np.where(accumulator_registers > 160, accumulator_registers / 40.0, 1.0)
+    ahead = np.maximum(steps - delay_release, 0.5)
+    alone = np.maximum(busy, (_LOAD_LATENCY_CLOCKS + busy) / ahead)
+    stage = np.maximum(busy * resident, alone) + _STEP_CLOCKS + _LOAD_LATENCY_CLOCKS / 2 / ahead**2
+    stage = stage * np.where(accumulator_registers > 128, accumulator_registers / 32.0, 1.0)
     waves = np.ceil(tiles / (target.sm_count * resident))
     return waves * (k_steps * stage + _TILE_OVERHEAD_CLOCKS) / clock_hz * 1e6
 

@@ -48,6 +48,19 @@ WITNESSES: list[tuple[str, MatmulProblem, str, dict[str, Any]]] = [
             "barriers": "shared",
         },
     ),
+    # 257 chunks of 16 bytes across; an even number of them would be swizzled, and half as many.
+    (
+        "matmul.box",
+        MatmulProblem(m=64, n=2056, k=32, dtype="bfloat16"),
+        "sm_120",
+        {
+            "tile_n": 2056,
+            "tile_k": 16,
+            "max_concurrent_steps": 1,
+            "delay_release": 0,
+            "barriers": "shared",
+        },
+    ),
     ("pipeline.steps", BF16, "sm_80", {"max_concurrent_steps": 1}),
     ("pipeline.steps", BF16, "sm_80", {"max_concurrent_steps": 0, "delay_release": 0}),
     ("pipeline.delay_release", BF16, "sm_80", {"delay_release": 2}),
