@@ -24,7 +24,12 @@ def load_barriers(architecture: Architecture, operands: int) -> tuple[str, ...]:
     return ("shared", "per_operand") if operands > 1 else ("shared",)
 
 
-def barriers_per_group(depth: Callable[..., Any], what: str = "max_concurrent_steps") -> Rule:
+def barriers_per_group(
+    depth: Callable[..., Any],
+    what: str = "max_concurrent_steps",
+    *,
+    decides_on: tuple[str, ...] | None = None,
+) -> Rule:
     """At most 32 barriers in a group; `depth` gives how many the kernel allocates."""
     return Rule(
         id="barrier.group_of_32",
@@ -33,4 +38,5 @@ def barriers_per_group(depth: Callable[..., Any], what: str = "max_concurrent_st
         need=f"at most {MAX_BARRIERS_PER_GROUP} barriers in a group",
         remedy=f"lower {what}",
         source="jax/experimental/mosaic/gpu/utils.py, BarrierRef",
+        decides_on=decides_on,
     )

@@ -14,6 +14,7 @@ from .prior import MAX_BLOCKS_PER_SM
 from .problem import DTYPE_BITS, CopyProblem, unmovable
 from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned, whole_parts
 from .rule import Rule
+from .tiles import CANONICAL_MINOR_DIM, RASTER, divisible, divisors
 from .tma import COPY_BYTES, MAX_BOX_ELEMENTS, TMA_ALIGNMENT_BYTES, TMA_DTYPES, box, row_pitch, whole_lines
 
 REVISION = 1
@@ -41,6 +42,7 @@ class TuningConfig:
 
 
 DERIVED: Mapping[str, Callable[..., Any]] = {
+    **RASTER,
     "bits": lambda problem: DTYPE_BITS[problem.dtype],
     "row_bits": lambda n, bits: n * bits,
     "row_pitch_bytes": lambda row_bits: row_bits // 8,
@@ -55,10 +57,13 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     "contiguous": lambda tile_m, tile_n, n: (tile_n == n) | (tile_m == 1),
     "grid_m": lambda m, tile_m: whole_parts(m, tile_m),
     "grid_n": lambda n, tile_n: whole_parts(n, tile_n),
-    "tiles": lambda grid_m, grid_n: grid_m * grid_n,
     "persistent": lambda grid_schedule: grid_schedule == "persistent",
-    "grid": lambda tiles, sm_count, blocks_per_sm, persistent, max_concurrent_steps: np.where(
-        persistent, np.minimum(tiles, sm_count * blocks_per_sm), ceil_div(tiles, max_concurrent_steps)
+    # More than an SM has threads for would only wait.
+    "blocks": lambda sm_count, blocks_per_sm: sm_count * np.minimum(blocks_per_sm, MAX_BLOCKS_PER_SM),
+    "grid": lambda tiles, blocks, persistent, max_concurrent_steps: np.where(
+        persistent,
+        np.minimum(tiles, blocks),
+        ceil_div(tiles, max_concurrent_steps),
     ),
     "block_steps": lambda tiles, grid, persistent, max_concurrent_steps: np.where(
         persistent, ceil_div(tiles, grid), np.minimum(max_concurrent_steps, tiles)
@@ -66,8 +71,6 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     "steps": lambda max_concurrent_steps, block_steps: np.minimum(max_concurrent_steps, block_steps),
     "smem_bytes": lambda steps, tile_bytes: smem_aligned(steps * tile_bytes) + BARRIER_BYTES * steps,
 }
-
-_OWN = "own kernel: it works through whole tiles, and leaves a partial one out"
 
 RULES: tuple[Rule, ...] = (
     row_pitch(
@@ -78,23 +81,17 @@ RULES: tuple[Rule, ...] = (
         # By tile_n, which divides n and is a multiple of 16 bytes.
         decides_on=(),
     ),
-    Rule(
-        id="copy.m_divisible",
-        holds=lambda m, tile_m: divides(tile_m, m),
-        have="m={m}",
-        need="a multiple of tile_m={tile_m}",
-        remedy="choose a tile_m that divides m",
-        source=_OWN,
-        noticed="never",
+    divisible(
+        "copy.m_divisible",
+        lambda m, tile_m: divides(tile_m, m),
+        "tile_m={tile_m}",
+        "choose a tile_m that divides m",
     ),
-    Rule(
-        id="copy.n_divisible",
-        holds=lambda n, tile_n: divides(tile_n, n),
-        have="n={n}",
-        need="a multiple of tile_n={tile_n}",
-        remedy="choose a tile_n that divides n",
-        source=_OWN,
-        noticed="never",
+    divisible(
+        "copy.n_divisible",
+        lambda n, tile_n: divides(tile_n, n),
+        "tile_n={tile_n}",
+        "choose a tile_n that divides n",
     ),
     whole_lines(
         "copy.bytes",
@@ -137,8 +134,8 @@ RULES: tuple[Rule, ...] = (
         have="blocks_per_sm={blocks_per_sm}",
         need="at least 1",
         remedy="set blocks_per_sm=1",
-        source="an empty grid copies nothing",
-        noticed="never",
+        source="CUDA: a grid has at least one block",
+        noticed="ran",
     ),
     Rule(
         id="canonical.blocks_per_sm",
@@ -150,8 +147,11 @@ RULES: tuple[Rule, ...] = (
         have="blocks_per_sm={blocks_per_sm} with grid_schedule={grid_schedule}",
         need=f"at most {MAX_BLOCKS_PER_SM} and no more blocks than tiles; 1 where blocks are not persistent",
         remedy="lower blocks_per_sm",
-        source="CUDA: 2048 threads an SM; blocks without a tile are not launched",
+        source="own kernel: no more blocks than an SM has threads for (CUDA, 2048), and none without a tile",
         kind="canonical",
+        spelling=lambda tiles, sm_count, persistent: {
+            "blocks_per_sm": np.where(persistent, np.minimum(ceil_div(tiles, sm_count), MAX_BLOCKS_PER_SM), 1)
+        },
     ),
     Rule(
         id="canonical.max_concurrent_steps",
@@ -163,6 +163,9 @@ RULES: tuple[Rule, ...] = (
         remedy="set max_concurrent_steps={block_steps}",
         source="the ring holds no more slots than tiles",
         kind="canonical",
+        spelling=lambda block_steps, delay_release: {
+            "max_concurrent_steps": np.maximum(block_steps, delay_release + 1)
+        },
     ),
     Rule(
         id="canonical.delay_release",
@@ -175,16 +178,9 @@ RULES: tuple[Rule, ...] = (
         remedy="set delay_release=0",
         source="nothing waits for a release",
         kind="canonical",
+        spelling=lambda: {"delay_release": 0},
     ),
-    Rule(
-        id="canonical.grid_minor_dim",
-        holds=lambda grid_minor_dim, grid_m, grid_n: (grid_minor_dim == "N") | ((grid_m > 1) & (grid_n > 1)),
-        have="grid_minor_dim={grid_minor_dim} on a grid of {grid_m} x {grid_n}",
-        need="N where the grid is a line",
-        remedy="set grid_minor_dim=N",
-        source="a line has one order",
-        kind="canonical",
-    ),
+    CANONICAL_MINOR_DIM,
 )
 
 
@@ -214,7 +210,6 @@ class Plan:
 def plan(problem: CopyProblem, config: TuningConfig, target: Target) -> Plan:
     """The derived quantities of one configuration; configurations of one canonical form share one."""
     columns = FAMILY.config_columns(problem, target, config)
-    line = columns["grid_m"] == 1 or columns["grid_n"] == 1
     refills = columns["block_steps"] > config.max_concurrent_steps
     bits = columns["bits"]
     word = max(bits, 8)
@@ -227,7 +222,7 @@ def plan(problem: CopyProblem, config: TuningConfig, target: Target) -> Plan:
         grid=int(columns["grid"]),
         grid_m=int(columns["grid_m"]),
         grid_n=int(columns["grid_n"]),
-        grid_minor_dim="N" if line else config.grid_minor_dim,
+        grid_minor_dim="N" if columns["grid_is_line"] else config.grid_minor_dim,
         persistent=bool(columns["persistent"]),
         steps=int(columns["steps"]),
         delay_release=config.delay_release if refills else 0,
@@ -240,19 +235,14 @@ def axes(problem: CopyProblem, target: Target) -> tuple[Axis, ...]:
     limit = target.smem_optin_bytes
     steps = tuple(range(1, min(MAX_BARRIERS_PER_GROUP, limit // COPY_BYTES) + 1))
     return (
-        Axis("tile_m", _divisors(problem.m, limit // TMA_ALIGNMENT_BYTES)),
-        Axis("tile_n", _divisors(problem.n, limit * 8 // DTYPE_BITS[problem.dtype])),
+        Axis("tile_m", divisors(problem.m, limit // TMA_ALIGNMENT_BYTES)),
+        Axis("tile_n", divisors(problem.n, limit * 8 // DTYPE_BITS[problem.dtype])),
         Axis("max_concurrent_steps", steps),
         Axis("grid_schedule", ("persistent", "hardware")),
         Axis("delay_release", (0, *steps[:-1])),
         Axis("blocks_per_sm", tuple(range(1, MAX_BLOCKS_PER_SM + 1))),
         Axis("grid_minor_dim", ("M", "N")),
     )
-
-
-def _divisors(whole: int, most: int) -> tuple[int, ...]:
-    candidates = np.arange(1, min(whole, most) + 1)
-    return tuple(int(d) for d in candidates[whole % candidates == 0])
 
 
 def supports(problem: CopyProblem, target: Target) -> str:

@@ -17,6 +17,7 @@ from .prior import MAX_BLOCKS_PER_SM
 from .problem import DTYPE_BITS, CopyProblem, unmovable
 from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned
 from .rule import Rule
+from .tiles import CANONICAL_MINOR_DIM, RASTER, divisible, divisors
 from .tma import COPY_BYTES, SWIZZLES_BYTES, whole_lines
 
 REVISION = 1
@@ -81,6 +82,7 @@ def _transfer_bytes(rows: Any, tile_m: Any, tile_row_bytes: Any, tile_bytes: Any
 
 
 DERIVED: Mapping[str, Callable[..., Any]] = {
+    **RASTER,
     "bits": lambda problem: DTYPE_BITS[problem.dtype],
     "tile_bits": lambda tile_m, tile_n, bits: tile_m * tile_n * bits,
     "tile_bytes": lambda tile_bits: tile_bits // 8,
@@ -92,15 +94,18 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     "tile_registers": lambda tile_bytes: ceil_div(tile_bytes, 4 * WARPGROUP_THREADS),
     "grid_m": lambda m, tile_m: ceil_div(m, tile_m),
     "grid_n": lambda n, tile_n: ceil_div(n, tile_n),
-    "tiles": lambda grid_m, grid_n: grid_m * grid_n,
     "persistent": lambda grid_schedule: grid_schedule == "persistent",
     # A block that the hardware hands out fills each slot once, so none rests.
     "in_flight": lambda max_concurrent_steps, delay_release, persistent: (
         max_concurrent_steps - delay_release * persistent
     ),
     "depth": lambda in_flight: np.minimum(in_flight, MAX_GROUPS),
-    "grid": lambda tiles, sm_count, blocks_per_sm, persistent, depth: np.where(
-        persistent, np.minimum(tiles, sm_count * blocks_per_sm), ceil_div(tiles, depth)
+    # More than an SM has threads for would only wait.
+    "blocks": lambda sm_count, blocks_per_sm: sm_count * np.minimum(blocks_per_sm, MAX_BLOCKS_PER_SM),
+    "grid": lambda tiles, blocks, persistent, depth: np.where(
+        persistent,
+        np.minimum(tiles, blocks),
+        ceil_div(tiles, depth),
     ),
     "block_steps": lambda tiles, grid, persistent, depth: np.where(
         persistent, ceil_div(tiles, grid), np.minimum(depth, tiles)
@@ -115,23 +120,19 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
 _CP_ASYNC = "jax/experimental/mosaic/gpu/launch_context.py, CP_ASYNC"
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="copy.m_divisible",
-        holds=lambda m, tile_m: divides(tile_m, m),
-        have="m={m}",
-        need="a multiple of tile_m={tile_m}",
-        remedy="choose a tile_m that divides m",
-        source=f"{_CP_ASYNC} reads what lies beyond the array",
-        noticed="never",
+    divisible(
+        "copy.m_divisible",
+        lambda m, tile_m: divides(tile_m, m),
+        "tile_m={tile_m}",
+        "choose a tile_m that divides m",
+        f"{_CP_ASYNC} reads what lies beyond the array",
     ),
-    Rule(
-        id="copy.n_divisible",
-        holds=lambda n, tile_n: divides(tile_n, n),
-        have="n={n}",
-        need="a multiple of tile_n={tile_n}",
-        remedy="choose a tile_n that divides n",
-        source=f"{_CP_ASYNC} reads what lies beyond the array",
-        noticed="never",
+    divisible(
+        "copy.n_divisible",
+        lambda n, tile_n: divides(tile_n, n),
+        "tile_n={tile_n}",
+        "choose a tile_n that divides n",
+        f"{_CP_ASYNC} reads what lies beyond the array",
     ),
     dataclasses.replace(
         whole_lines(
@@ -205,7 +206,8 @@ RULES: tuple[Rule, ...] = (
         have="blocks_per_sm={blocks_per_sm}",
         need="at least 1",
         remedy="set blocks_per_sm=1",
-        source="own kernel: an empty grid copies nothing",
+        source="CUDA: a grid has at least one block",
+        noticed="ran",
     ),
     Rule(
         id="canonical.swizzle_bytes",
@@ -215,6 +217,7 @@ RULES: tuple[Rule, ...] = (
         remedy=f"set swizzle_bytes={_SWIZZLES_BYTES[0]}",
         source="rows are not swizzled",
         kind="canonical",
+        spelling=lambda: {"swizzle_bytes": _SWIZZLES_BYTES[0]},
     ),
     Rule(
         id="canonical.blocks_per_sm",
@@ -226,8 +229,11 @@ RULES: tuple[Rule, ...] = (
         have="blocks_per_sm={blocks_per_sm} with grid_schedule={grid_schedule}",
         need=f"at most {MAX_BLOCKS_PER_SM} and no more blocks than tiles; 1 where blocks are not persistent",
         remedy="lower blocks_per_sm",
-        source="CUDA: 2048 threads an SM; blocks without a tile are not launched",
+        source="own kernel: no more blocks than an SM has threads for (CUDA, 2048), and none without a tile",
         kind="canonical",
+        spelling=lambda tiles, sm_count, persistent: {
+            "blocks_per_sm": np.where(persistent, np.minimum(ceil_div(tiles, sm_count), MAX_BLOCKS_PER_SM), 1)
+        },
     ),
     Rule(
         id="canonical.max_concurrent_steps",
@@ -237,6 +243,9 @@ RULES: tuple[Rule, ...] = (
         remedy="lower max_concurrent_steps",
         source="own kernel: a ring as deep as a wait can tell groups apart (sm_80 SASS, DEPBAR, 6 bits)",
         kind="canonical",
+        spelling=lambda block_steps, delay_release, persistent: {
+            "max_concurrent_steps": np.minimum(block_steps, MAX_GROUPS) + delay_release * persistent
+        },
     ),
     Rule(
         id="canonical.delay_release",
@@ -247,16 +256,12 @@ RULES: tuple[Rule, ...] = (
         remedy="lower delay_release and max_concurrent_steps alike",
         source="own kernel: stores leave from registers, so a slot rests for one step at most",
         kind="canonical",
+        spelling=lambda in_flight, refills: {
+            "delay_release": refills * 1,
+            "max_concurrent_steps": in_flight + refills * 1,
+        },
     ),
-    Rule(
-        id="canonical.grid_minor_dim",
-        holds=lambda grid_minor_dim, grid_m, grid_n: (grid_minor_dim == "N") | ((grid_m > 1) & (grid_n > 1)),
-        have="grid_minor_dim={grid_minor_dim} on a grid of {grid_m} x {grid_n}",
-        need="N where the grid is a line",
-        remedy="set grid_minor_dim=N",
-        source="a line has one order",
-        kind="canonical",
-    ),
+    CANONICAL_MINOR_DIM,
 )
 
 
@@ -287,7 +292,6 @@ class Plan:
 def plan(problem: CopyProblem, config: TuningConfig, target: Target) -> Plan:
     """The derived quantities of one configuration; configurations of one canonical form share one."""
     columns = FAMILY.config_columns(problem, target, config)
-    line = columns["grid_m"] == 1 or columns["grid_n"] == 1
     word = max(columns["bits"], 8)
     return Plan(
         m=problem.m,
@@ -300,7 +304,7 @@ def plan(problem: CopyProblem, config: TuningConfig, target: Target) -> Plan:
         grid=int(columns["grid"]),
         grid_m=int(columns["grid_m"]),
         grid_n=int(columns["grid_n"]),
-        grid_minor_dim="N" if line else config.grid_minor_dim,
+        grid_minor_dim="N" if columns["grid_is_line"] else config.grid_minor_dim,
         persistent=bool(columns["persistent"]),
         steps=int(columns["steps"]),
         depth=int(min(columns["depth"], columns["block_steps"])),
@@ -311,8 +315,8 @@ def axes(problem: CopyProblem, target: Target) -> tuple[Axis, ...]:
     """Every value a rule could accept; tiles are the divisors of the array's own sizes."""
     bits, limit = DTYPE_BITS[problem.dtype], target.smem_optin_bytes
     return (
-        Axis("tile_m", _divisors(problem.m, limit * 8 // bits)),
-        Axis("tile_n", _divisors(problem.n, limit * 8 // bits)),
+        Axis("tile_m", divisors(problem.m, limit * 8 // bits)),
+        Axis("tile_n", divisors(problem.n, limit * 8 // bits)),
         Axis("layout", ("rows", "tiled")),
         Axis("swizzle_bytes", _SWIZZLES_BYTES),
         Axis("max_concurrent_steps", tuple(range(1, min(MAX_GROUPS + 1, limit // _LEAST_BYTES) + 1))),
@@ -322,11 +326,6 @@ def axes(problem: CopyProblem, target: Target) -> tuple[Axis, ...]:
         Axis("grid_minor_dim", ("M", "N")),
         Axis("barriers", load_barriers(target.architecture, 1)),
     )
-
-
-def _divisors(whole: int, most: int) -> tuple[int, ...]:
-    candidates = np.arange(1, min(whole, most) + 1)
-    return tuple(int(d) for d in candidates[whole % candidates == 0])
 
 
 def supports(problem: CopyProblem, target: Target) -> str:

@@ -12,6 +12,7 @@ from .family import Axis, KernelFamily, choice
 from .problem import MatmulProblem, itemsize_bytes
 from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned, whole_parts
 from .rule import Rule
+from .tiles import CANONICAL_MINOR_DIM, CANONICAL_WIDTH, RASTER, RASTER_WIDTH, divisible, multiples
 from .tma import COPY_BYTES, MAX_BOX_ELEMENTS, SWIZZLES_BYTES, box, largest_swizzle, whole_lines
 
 REVISION = 1
@@ -82,6 +83,7 @@ def _widest_swizzle(row_bytes: Any) -> Any:
 
 
 DERIVED: Mapping[str, Callable[..., Any]] = {
+    **RASTER,
     "itemsize": lambda problem: itemsize_bytes(problem.dtype),
     "out_itemsize": lambda problem: itemsize_bytes(problem.out_dtype),
     "rhs_is_kn": lambda problem: problem.rhs == "kn",
@@ -99,14 +101,9 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     "k_steps": lambda k, tile_k: whole_parts(k, tile_k),
     "grid_m": lambda m, cluster_tile_m: whole_parts(m, cluster_tile_m),
     "grid_n": lambda n, acc_tile_n: whole_parts(n, acc_tile_n),
-    "tiles": lambda grid_m, grid_n: grid_m * grid_n,
     "grid": lambda tiles, sm_count, cluster_size: np.minimum(tiles, np.maximum(sm_count // cluster_size, 1)),
     "waves": lambda tiles, grid: ceil_div(tiles, grid),
     "total_steps": lambda waves, k_steps: waves * k_steps,
-    "grid_is_line": lambda grid_m, grid_n: (grid_m == 1) | (grid_n == 1),
-    "grid_minor_extent": lambda grid_m, grid_n, grid_minor_dim, grid_is_line: np.where(
-        grid_is_line, 1, np.where(grid_minor_dim == "M", grid_m, grid_n)
-    ),
     "lhs_swizzle_bytes": lambda tile_k, itemsize: largest_swizzle(tile_k * itemsize),
     # The rhs swizzle spans k when rhs is (n, k) and an instruction's columns when it is (k, n). JAX holds
     # either to the columns of half a 64-row accumulator.
@@ -150,7 +147,6 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     ),
 }
 
-_OWN = "own kernel: it works through whole tiles, and leaves a partial one out"
 _TCGEN05 = "jax/experimental/mosaic/gpu/tcgen05.py"
 
 RULES: tuple[Rule, ...] = (
@@ -213,32 +209,23 @@ RULES: tuple[Rule, ...] = (
         # By tile_n_most: one accumulator fits where two don't.
         decides_on=(),
     ),
-    Rule(
-        id="matmul.m_divisible",
-        holds=lambda m, cluster_tile_m: divides(cluster_tile_m, m),
-        have="m={m}",
-        need="a multiple of {cluster_tile_m}, the rows of a cluster's tile",
-        remedy="choose tile_m and collective whose product divides m",
-        source=_OWN,
-        noticed="never",
+    divisible(
+        "matmul.m_divisible",
+        lambda m, cluster_tile_m: divides(cluster_tile_m, m),
+        "{cluster_tile_m}, the rows of a cluster's tile",
+        "choose tile_m and collective whose product divides m",
     ),
-    Rule(
-        id="matmul.n_divisible",
-        holds=lambda n, acc_tile_n: divides(acc_tile_n, n),
-        have="n={n}",
-        need="a multiple of {acc_tile_n}, the columns of a cluster's tile",
-        remedy="choose tile_n and collective whose product divides n",
-        source=_OWN,
-        noticed="never",
+    divisible(
+        "matmul.n_divisible",
+        lambda n, acc_tile_n: divides(acc_tile_n, n),
+        "{acc_tile_n}, the columns of a cluster's tile",
+        "choose tile_n and collective whose product divides n",
     ),
-    Rule(
-        id="matmul.k_divisible",
-        holds=lambda k, tile_k: divides(tile_k, k),
-        have="k={k}",
-        need="a multiple of tile_k={tile_k}",
-        remedy="choose a tile_k that divides k",
-        source=_OWN,
-        noticed="never",
+    divisible(
+        "matmul.k_divisible",
+        lambda k, tile_k: divides(tile_k, k),
+        "tile_k={tile_k}",
+        "choose a tile_k that divides k",
     ),
     Rule(
         id="matmul.lhs_swizzle",
@@ -311,33 +298,9 @@ RULES: tuple[Rule, ...] = (
     ),
     barriers_per_group(lambda steps: steps <= MAX_BARRIERS_PER_GROUP),
     SMEM_CAPACITY,
-    Rule(
-        id="raster.width",
-        holds=lambda grid_tile_width: grid_tile_width >= 1,
-        have="grid_tile_width={grid_tile_width}",
-        need="at least 1",
-        remedy="set grid_tile_width=1",
-        source="planar_snake divides by it",
-        noticed="never",
-    ),
-    Rule(
-        id="canonical.grid_tile_width",
-        holds=lambda grid_tile_width, grid_minor_extent: grid_tile_width <= grid_minor_extent,
-        have="grid_tile_width={grid_tile_width}",
-        need="at most {grid_minor_extent}, the tiles along grid_minor_dim",
-        remedy="set grid_tile_width={grid_minor_extent}",
-        source="a wider band is the whole grid",
-        kind="canonical",
-    ),
-    Rule(
-        id="canonical.grid_minor_dim",
-        holds=lambda grid_minor_dim, grid_is_line: (grid_minor_dim == "N") | (grid_is_line == 0),
-        have="grid_minor_dim={grid_minor_dim} on a grid of {grid_m} x {grid_n}",
-        need="N where the grid is a line",
-        remedy="set grid_minor_dim=N",
-        source="a line has one order",
-        kind="canonical",
-    ),
+    RASTER_WIDTH,
+    CANONICAL_WIDTH,
+    CANONICAL_MINOR_DIM,
     Rule(
         id="canonical.max_concurrent_steps",
         holds=lambda max_concurrent_steps, total_steps: max_concurrent_steps <= total_steps,
@@ -346,6 +309,7 @@ RULES: tuple[Rule, ...] = (
         remedy="set max_concurrent_steps={total_steps}",
         source="the ring holds no more stages than steps",
         kind="canonical",
+        spelling=lambda total_steps: {"max_concurrent_steps": total_steps},
     ),
 )
 
@@ -420,18 +384,14 @@ def axes(problem: MatmulProblem, target: Target) -> tuple[Axis, ...]:
         Axis("collective", (0, 1)),
         Axis("tile_n", tuple(n for n in columns if n <= max(problem.n, MMA_N))),
         Axis(
-            "epi_tile_n", _multiples(least // itemsize_bytes(problem.out_dtype), min(problem.n, columns[-1]))
+            "epi_tile_n", multiples(least // itemsize_bytes(problem.out_dtype), min(problem.n, columns[-1]))
         ),
-        Axis("tile_k", _multiples(least // itemsize, max_tile_k)),
+        Axis("tile_k", multiples(least // itemsize, max_tile_k)),
         Axis("barriers", load_barriers(target.architecture, operands=2)),
         Axis("max_concurrent_steps", tuple(range(1, max_steps + 1))),
         Axis("grid_minor_dim", ("M", "N")),
         Axis("grid_tile_width", range(1, widest + 1), limit="grid_minor_extent"),
     )
-
-
-def _multiples(unit: int, most: int) -> tuple[int, ...]:
-    return tuple(range(unit, max(most, unit) + 1, unit))
 
 
 def supports(problem: MatmulProblem, target: Target) -> str:

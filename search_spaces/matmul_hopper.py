@@ -13,6 +13,7 @@ from .family import Axis, KernelFamily, choice
 from .problem import MatmulProblem, itemsize_bytes
 from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned, whole_parts
 from .rule import Rule
+from .tiles import CANONICAL_MINOR_DIM, CANONICAL_WIDTH, RASTER, RASTER_WIDTH, along, divisible, multiples
 from .tma import COPY_BYTES, MAX_BOX_ELEMENTS, SWIZZLES_BYTES, box, largest_swizzle, whole_lines
 
 REVISION = 1
@@ -53,33 +54,25 @@ class TuningConfig:
     grid_tile_width: int = 1
 
 
-def _along(dimension: Any, name: str) -> Any:
-    return 1 + (dimension == name) * 1
-
-
 DERIVED: Mapping[str, Callable[..., Any]] = {
+    **RASTER,
     "itemsize": lambda problem: itemsize_bytes(problem.dtype),
     "out_itemsize": lambda problem: itemsize_bytes(problem.out_dtype),
     "is_int8": lambda problem: problem.dtype == "int8",
     "rhs_is_kn": lambda problem: problem.rhs == "kn",
-    "cta_tile_m": lambda tile_m, wg_dimension: tile_m * _along(wg_dimension, "M"),
-    "cta_tile_n": lambda tile_n, wg_dimension: tile_n * _along(wg_dimension, "N"),
-    "cluster_m": lambda cluster_dimension: _along(cluster_dimension, "M"),
-    "cluster_n": lambda cluster_dimension: _along(cluster_dimension, "N"),
+    "cta_tile_m": lambda tile_m, wg_dimension: tile_m * along(wg_dimension, "M"),
+    "cta_tile_n": lambda tile_n, wg_dimension: tile_n * along(wg_dimension, "N"),
+    "cluster_m": lambda cluster_dimension: along(cluster_dimension, "M"),
+    "cluster_n": lambda cluster_dimension: along(cluster_dimension, "N"),
     "cluster_size": lambda cluster_m, cluster_n: cluster_m * cluster_n,
     "cluster_tile_m": lambda cta_tile_m, cluster_m: cta_tile_m * cluster_m,
     "cluster_tile_n": lambda cta_tile_n, cluster_n: cta_tile_n * cluster_n,
     "k_steps": lambda k, tile_k: whole_parts(k, tile_k),
     "grid_m": lambda m, cluster_tile_m: whole_parts(m, cluster_tile_m),
     "grid_n": lambda n, cluster_tile_n: whole_parts(n, cluster_tile_n),
-    "tiles": lambda grid_m, grid_n: grid_m * grid_n,
     "grid": lambda tiles, sm_count, cluster_size: np.minimum(tiles, np.maximum(sm_count // cluster_size, 1)),
     "waves": lambda tiles, grid: ceil_div(tiles, grid),
     "total_steps": lambda waves, k_steps: waves * k_steps,
-    "grid_is_line": lambda grid_m, grid_n: (grid_m == 1) | (grid_n == 1),
-    "grid_minor_extent": lambda grid_m, grid_n, grid_minor_dim, grid_is_line: np.where(
-        grid_is_line, 1, np.where(grid_minor_dim == "M", grid_m, grid_n)
-    ),
     # The rhs swizzle spans k when rhs is (n, k), and each warpgroup's own columns when it is (k, n).
     "swizzle_bytes": lambda tile_k, tile_n, itemsize, rhs_is_kn: largest_swizzle(
         tile_k * itemsize, tile_n * itemsize if rhs_is_kn else tile_k * itemsize
@@ -106,8 +99,6 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
         + barrier_bytes
     ),
 }
-
-_OWN = "own kernel: it works through whole tiles, and leaves a partial one out"
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -137,32 +128,23 @@ RULES: tuple[Rule, ...] = (
         source="PTX ISA, wgmma.mma_async, shapes of .s8",
         noticed="compiled",
     ),
-    Rule(
-        id="matmul.m_divisible",
-        holds=lambda m, cluster_tile_m: divides(cluster_tile_m, m),
-        have="m={m}",
-        need="a multiple of {cluster_tile_m}, the rows of a cluster's tile",
-        remedy="choose tile_m, wg_dimension and cluster_dimension whose product divides m",
-        source=_OWN,
-        noticed="never",
+    divisible(
+        "matmul.m_divisible",
+        lambda m, cluster_tile_m: divides(cluster_tile_m, m),
+        "{cluster_tile_m}, the rows of a cluster's tile",
+        "choose tile_m, wg_dimension and cluster_dimension whose product divides m",
     ),
-    Rule(
-        id="matmul.n_divisible",
-        holds=lambda n, cluster_tile_n: divides(cluster_tile_n, n),
-        have="n={n}",
-        need="a multiple of {cluster_tile_n}, the columns of a cluster's tile",
-        remedy="choose tile_n, wg_dimension and cluster_dimension whose product divides n",
-        source=_OWN,
-        noticed="never",
+    divisible(
+        "matmul.n_divisible",
+        lambda n, cluster_tile_n: divides(cluster_tile_n, n),
+        "{cluster_tile_n}, the columns of a cluster's tile",
+        "choose tile_n, wg_dimension and cluster_dimension whose product divides n",
     ),
-    Rule(
-        id="matmul.k_divisible",
-        holds=lambda k, tile_k: divides(tile_k, k),
-        have="k={k}",
-        need="a multiple of tile_k={tile_k}",
-        remedy="choose a tile_k that divides k",
-        source=_OWN,
-        noticed="never",
+    divisible(
+        "matmul.k_divisible",
+        lambda k, tile_k: divides(tile_k, k),
+        "tile_k={tile_k}",
+        "choose a tile_k that divides k",
     ),
     Rule(
         id="matmul.swizzle",
@@ -264,33 +246,9 @@ RULES: tuple[Rule, ...] = (
     ),
     barriers_per_group(lambda steps: steps <= MAX_BARRIERS_PER_GROUP),
     SMEM_CAPACITY,
-    Rule(
-        id="raster.width",
-        holds=lambda grid_tile_width: grid_tile_width >= 1,
-        have="grid_tile_width={grid_tile_width}",
-        need="at least 1",
-        remedy="set grid_tile_width=1",
-        source="planar_snake divides by it",
-        noticed="never",
-    ),
-    Rule(
-        id="canonical.grid_tile_width",
-        holds=lambda grid_tile_width, grid_minor_extent: grid_tile_width <= grid_minor_extent,
-        have="grid_tile_width={grid_tile_width}",
-        need="at most {grid_minor_extent}, the tiles along grid_minor_dim",
-        remedy="set grid_tile_width={grid_minor_extent}",
-        source="a wider band is the whole grid",
-        kind="canonical",
-    ),
-    Rule(
-        id="canonical.grid_minor_dim",
-        holds=lambda grid_minor_dim, grid_is_line: (grid_minor_dim == "N") | (grid_is_line == 0),
-        have="grid_minor_dim={grid_minor_dim} on a grid of {grid_m} x {grid_n}",
-        need="N where the grid is a line",
-        remedy="set grid_minor_dim=N",
-        source="a line has one order",
-        kind="canonical",
-    ),
+    RASTER_WIDTH,
+    CANONICAL_WIDTH,
+    CANONICAL_MINOR_DIM,
     Rule(
         id="canonical.max_concurrent_steps",
         holds=lambda max_concurrent_steps, total_steps, delay_release: (
@@ -301,6 +259,9 @@ RULES: tuple[Rule, ...] = (
         remedy="set max_concurrent_steps={total_steps}",
         source="the ring holds no more stages than steps",
         kind="canonical",
+        spelling=lambda total_steps, delay_release: {
+            "max_concurrent_steps": np.maximum(total_steps, delay_release + 1)
+        },
     ),
 )
 
@@ -371,23 +332,19 @@ def axes(problem: MatmulProblem, target: Target) -> tuple[Axis, ...]:
     max_steps = min(MAX_BARRIERS_PER_GROUP, limit // ((WGMMA_M + WGMMA_N) * depth * itemsize))
     widest = max(ceil_div(problem.m, WGMMA_M), ceil_div(problem.n, WGMMA_N))
     return (
-        Axis("tile_m", _multiples(WGMMA_M, max_tile_m)),
-        Axis("epi_tile_m", _multiples(WGMMA_M, max_tile_m)),
-        Axis("tile_n", _multiples(WGMMA_N, min(problem.n, MAX_WGMMA_N))),
-        Axis("epi_tile_n", _multiples(WGMMA_N, min(problem.n, MAX_WGMMA_N))),
+        Axis("tile_m", multiples(WGMMA_M, max_tile_m)),
+        Axis("epi_tile_m", multiples(WGMMA_M, max_tile_m)),
+        Axis("tile_n", multiples(WGMMA_N, min(problem.n, MAX_WGMMA_N))),
+        Axis("epi_tile_n", multiples(WGMMA_N, min(problem.n, MAX_WGMMA_N))),
         Axis("wg_dimension", ("M", "N")),
         Axis("cluster_dimension", (None, "M", "N")),
-        Axis("tile_k", _multiples(depth, max_tile_k)),
+        Axis("tile_k", multiples(depth, max_tile_k)),
         Axis("barriers", load_barriers(target.architecture, operands=2)),
         Axis("delay_release", (0, 1)),
         Axis("max_concurrent_steps", tuple(range(1, max_steps + 1))),
         Axis("grid_minor_dim", ("M", "N")),
         Axis("grid_tile_width", range(1, widest + 1), limit="grid_minor_extent"),
     )
-
-
-def _multiples(unit: int, most: int) -> tuple[int, ...]:
-    return tuple(range(unit, max(most, unit) + 1, unit))
 
 
 FLOAT8 = {"float8_e4m3fn", "float8_e5m2"}

@@ -13,13 +13,17 @@ from .architecture import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM, WARPGROUP_
 from .barriers import BARRIER_BYTES, MAX_BARRIERS_PER_GROUP, barriers_per_group, load_barriers
 from .family import Axis, KernelFamily, choice
 from .problem import MatmulProblem, itemsize_bytes
-from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned
+from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned, whole_parts
 from .rule import Rule
-from .tma import MAX_BOX_ELEMENTS, SWIZZLES_BYTES, box
+from .tiles import CANONICAL_MINOR_DIM, CANONICAL_WIDTH, RASTER, RASTER_WIDTH, along, divisible, multiples
+from .tma import COPY_BYTES, MAX_BOX_ELEMENTS, SWIZZLES_BYTES, box, whole_lines
 
 REVISION = 1
 
-ARCHITECTURES_WITH_MMA = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_120", "sm_121")
+# How loads arrive.
+_BY_CP_ASYNC = ("sm_80", "sm_86", "sm_87", "sm_89")
+_BY_TMA = ("sm_120", "sm_121")
+ARCHITECTURES_WITH_MMA = (*_BY_CP_ASYNC, *_BY_TMA)
 # PTX, mma.sync m16n8: rows, columns, and the bytes of k of one instruction whatever the type.
 MMA_M = 16
 MMA_N = 8
@@ -67,10 +71,6 @@ class TuningConfig:
     grid_tile_width: int = 1
 
 
-def _along(dimension: Any, name: str) -> Any:
-    return 1 + (dimension == name) * 1
-
-
 def _four_tiles(rows: Any, row_bytes: Any, swizzle_bytes: Any) -> Any:
     """Whether the four warps can share the tiles of a cp.async block: 4 x 1, 2 x 2 or 1 x 4 of them."""
     down, across = rows // TILE_ROWS, row_bytes // swizzle_bytes
@@ -100,21 +100,17 @@ def _out_swizzle(tile_m: Any, row_bytes: Any, out_itemsize: int) -> Any:
 
 
 DERIVED: Mapping[str, Callable[..., Any]] = {
+    **RASTER,
     "has_tma": lambda target: target.architecture.has_tma,
     "itemsize": lambda problem: itemsize_bytes(problem.dtype),
     "out_itemsize": lambda problem: itemsize_bytes(problem.out_dtype),
     "rhs_is_kn": lambda problem: problem.rhs == "kn",
-    "cta_tile_m": lambda tile_m, wg_dimension: tile_m * _along(wg_dimension, "M"),
-    "cta_tile_n": lambda tile_n, wg_dimension: tile_n * _along(wg_dimension, "N"),
-    "warpgroups": lambda wg_dimension: _along(wg_dimension, "M") * _along(wg_dimension, "N"),
-    "k_steps": lambda k, tile_k: ceil_div(k, tile_k),
-    "grid_m": lambda m, cta_tile_m: ceil_div(m, cta_tile_m),
-    "grid_n": lambda n, cta_tile_n: ceil_div(n, cta_tile_n),
-    "tiles": lambda grid_m, grid_n: grid_m * grid_n,
-    "grid_is_line": lambda grid_m, grid_n: (grid_m == 1) | (grid_n == 1),
-    "grid_minor_extent": lambda grid_m, grid_n, grid_minor_dim, grid_is_line: np.where(
-        grid_is_line, 1, np.where(grid_minor_dim == "M", grid_m, grid_n)
-    ),
+    "cta_tile_m": lambda tile_m, wg_dimension: tile_m * along(wg_dimension, "M"),
+    "cta_tile_n": lambda tile_n, wg_dimension: tile_n * along(wg_dimension, "N"),
+    "warpgroups": lambda wg_dimension: along(wg_dimension, "M") * along(wg_dimension, "N"),
+    "k_steps": lambda k, tile_k: whole_parts(k, tile_k),
+    "grid_m": lambda m, cta_tile_m: whole_parts(m, cta_tile_m),
+    "grid_n": lambda n, cta_tile_n: whole_parts(n, cta_tile_n),
     # The rhs block as it is stored, and what of its rows one warpgroup reads.
     "rhs_rows": lambda rhs_is_kn, tile_k, cta_tile_n: tile_k if rhs_is_kn else cta_tile_n,
     "rhs_row_bytes": lambda rhs_is_kn, tile_k, cta_tile_n, itemsize: (
@@ -167,9 +163,6 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     ),
 }
 
-_OWN = "own kernel: a partial tile has no remedy here"
-
-# One copy is at least 8 rows of 32 bytes, so bytes % 128 == 0 needs no rule beside these.
 RULES: tuple[Rule, ...] = (
     Rule(
         id="mma.tile",
@@ -195,32 +188,23 @@ RULES: tuple[Rule, ...] = (
         remedy="round tile_k to a multiple of 32 bytes",
         source="jax/experimental/mosaic/gpu/mma.py, MMALayouts; PTX ISA, mma.m16n8k16 and k32",
     ),
-    Rule(
-        id="matmul.m_divisible",
-        holds=lambda m, cta_tile_m: divides(cta_tile_m, m),
-        have="m={m}",
-        need="a multiple of {cta_tile_m}, the rows of a block's tile",
-        remedy="choose tile_m and wg_dimension whose product divides m",
-        source=_OWN,
-        noticed="never",
+    divisible(
+        "matmul.m_divisible",
+        lambda m, cta_tile_m: divides(cta_tile_m, m),
+        "{cta_tile_m}, the rows of a block's tile",
+        "choose tile_m and wg_dimension whose product divides m",
     ),
-    Rule(
-        id="matmul.n_divisible",
-        holds=lambda n, cta_tile_n: divides(cta_tile_n, n),
-        have="n={n}",
-        need="a multiple of {cta_tile_n}, the columns of a block's tile",
-        remedy="choose tile_n and wg_dimension whose product divides n",
-        source=_OWN,
-        noticed="never",
+    divisible(
+        "matmul.n_divisible",
+        lambda n, cta_tile_n: divides(cta_tile_n, n),
+        "{cta_tile_n}, the columns of a block's tile",
+        "choose tile_n and wg_dimension whose product divides n",
     ),
-    Rule(
-        id="matmul.k_divisible",
-        holds=lambda k, tile_k: divides(tile_k, k),
-        have="k={k}",
-        need="a multiple of tile_k={tile_k}",
-        remedy="choose a tile_k that divides k",
-        source=_OWN,
-        noticed="never",
+    divisible(
+        "matmul.k_divisible",
+        lambda k, tile_k: divides(tile_k, k),
+        "tile_k={tile_k}",
+        "choose a tile_k that divides k",
     ),
     Rule(
         id="barrier.required",
@@ -229,6 +213,7 @@ RULES: tuple[Rule, ...] = (
         need="shared or per_operand: a TMA load completes on a barrier",
         remedy="set barriers=shared",
         source="jax/_src/pallas/mosaic_gpu/primitives.py, copy_gmem_to_smem",
+        decides_on=_BY_TMA,
     ),
     Rule(
         id="barrier.forbidden",
@@ -237,6 +222,7 @@ RULES: tuple[Rule, ...] = (
         need="none: before Hopper a load completes with its cp.async group",
         remedy="set barriers=none",
         source="jax/_src/pallas/mosaic_gpu/primitives.py, copy_gmem_to_smem",
+        decides_on=_BY_CP_ASYNC,
     ),
     Rule(
         id="cp_async.four_tiles",
@@ -247,6 +233,17 @@ RULES: tuple[Rule, ...] = (
         need="tiles of 8 rows and 16 bytes that four warps can share, 4 x 1, 2 x 2 or 1 x 4",
         remedy="make tile_n a multiple of 16 or double tile_k",
         source="jax/experimental/mosaic/gpu/fragmented_array.py, tiled_copy_smem_gmem_layout",
+        decides_on=_BY_CP_ASYNC,
+    ),
+    whole_lines(
+        "matmul.copy_bytes",
+        lambda lhs_stage_bytes, rhs_stage_bytes: (
+            (lhs_stage_bytes % COPY_BYTES == 0) & (rhs_stage_bytes % COPY_BYTES == 0)
+        ),
+        "stages of {lhs_stage_bytes} and {rhs_stage_bytes} bytes",
+        "use larger tiles",
+        # By 16 rows, or 8 columns, of 32 bytes.
+        decides_on=(),
     ),
     box(
         "matmul.box",
@@ -256,6 +253,7 @@ RULES: tuple[Rule, ...] = (
         ),
         "copies of {lhs_box} (lhs), {rhs_box} (rhs) and {out_box} (out) tiles along a dimension",
         "use smaller tiles",
+        decides_on=_BY_TMA,
     ),
     Rule(
         id="pipeline.steps",
@@ -279,35 +277,12 @@ RULES: tuple[Rule, ...] = (
     ),
     barriers_per_group(
         lambda steps, barriers: (steps <= MAX_BARRIERS_PER_GROUP) | (barriers == "none"),
+        decides_on=_BY_TMA,
     ),
     SMEM_CAPACITY,
-    Rule(
-        id="raster.width",
-        holds=lambda grid_tile_width: grid_tile_width >= 1,
-        have="grid_tile_width={grid_tile_width}",
-        need="at least 1",
-        remedy="set grid_tile_width=1",
-        source="planar_snake divides by it",
-        noticed="never",
-    ),
-    Rule(
-        id="canonical.grid_tile_width",
-        holds=lambda grid_tile_width, grid_minor_extent: grid_tile_width <= grid_minor_extent,
-        have="grid_tile_width={grid_tile_width}",
-        need="at most {grid_minor_extent}, the tiles along grid_minor_dim",
-        remedy="set grid_tile_width={grid_minor_extent}",
-        source="a wider band is the whole grid",
-        kind="canonical",
-    ),
-    Rule(
-        id="canonical.grid_minor_dim",
-        holds=lambda grid_minor_dim, grid_is_line: (grid_minor_dim == "N") | (grid_is_line == 0),
-        have="grid_minor_dim={grid_minor_dim} on a grid of {grid_m} x {grid_n}",
-        need="N where the grid is a line",
-        remedy="set grid_minor_dim=N",
-        source="a line has one order",
-        kind="canonical",
-    ),
+    RASTER_WIDTH,
+    CANONICAL_WIDTH,
+    CANONICAL_MINOR_DIM,
     Rule(
         id="canonical.max_concurrent_steps",
         holds=lambda max_concurrent_steps, k_steps: max_concurrent_steps <= k_steps,
@@ -316,6 +291,7 @@ RULES: tuple[Rule, ...] = (
         remedy="set max_concurrent_steps={k_steps} and delay_release=0",
         source="with a stage for every step nothing is refilled",
         kind="canonical",
+        spelling=lambda k_steps: {"max_concurrent_steps": k_steps, "delay_release": 0},
     ),
 )
 
@@ -388,9 +364,9 @@ def axes(problem: MatmulProblem, target: Target) -> tuple[Axis, ...]:
     widest = max(ceil_div(problem.m, MMA_M), ceil_div(problem.n, MMA_N))
     return (
         Axis("wg_dimension", (None, "M", "N")),
-        Axis("tile_m", _multiples(MMA_M, min(problem.m, limit // MMA_K_BYTES))),
-        Axis("tile_n", _multiples(MMA_N, min(problem.n, limit // MMA_K_BYTES))),
-        Axis("tile_k", _multiples(depth, min(problem.k, limit // (least_rows * MMA_K_BYTES) * depth))),
+        Axis("tile_m", multiples(MMA_M, min(problem.m, limit // MMA_K_BYTES))),
+        Axis("tile_n", multiples(MMA_N, min(problem.n, limit // MMA_K_BYTES))),
+        Axis("tile_k", multiples(depth, min(problem.k, limit // (least_rows * MMA_K_BYTES) * depth))),
         Axis("epilogue", ("registers", "smem")),
         Axis("barriers", barriers),
         Axis("delay_release", (0, 1)),
@@ -398,10 +374,6 @@ def axes(problem: MatmulProblem, target: Target) -> tuple[Axis, ...]:
         Axis("grid_minor_dim", ("M", "N")),
         Axis("grid_tile_width", range(1, widest + 1), limit="grid_minor_extent"),
     )
-
-
-def _multiples(unit: int, most: int) -> tuple[int, ...]:
-    return tuple(range(unit, max(most, unit) + 1, unit))
 
 
 def supports(problem: MatmulProblem, target: Target) -> str:
@@ -493,6 +465,14 @@ def _predict_us(
     return waves * (k_steps * stage + _TILE_OVERHEAD_CLOCKS) / clock_hz * 1e6
 
 
+_PROBES = (
+    MatmulProblem(m=512, n=512, k=512, dtype="bfloat16"),
+    MatmulProblem(m=384, n=320, k=192, dtype="float16", rhs="nk", out_dtype="float32"),
+    MatmulProblem(m=128, n=192, k=2048, dtype="int8", out_dtype="int32", rhs="nk"),
+    MatmulProblem(m=4224, n=32, k=96, dtype="bfloat16"),
+    MatmulProblem(m=64, n=256, k=256, dtype="float8_e4m3fn", out_dtype="bfloat16", rhs="nk"),
+)
+
 FAMILY = KernelFamily(
     name="matmul_mma",
     revision=REVISION,
@@ -508,6 +488,7 @@ FAMILY = KernelFamily(
     operands="tuner.kernels.references:matmul_operands",
     reference="tuner.kernels.references:matmul_reference",
     baseline="tuner.kernels.references:matmul_baseline",
+    probes=_PROBES,
     reported=(
         "smem_bytes",
         "accumulator_registers",

@@ -21,7 +21,8 @@ class Rule:
     `have` and `need` are templates over the same columns. `source` is the JAX file, the hardware
     manual or "own kernel" where our kernel's structure is the reason. `decides_on` names
     the architectures where it may be the only broken rule, all by default; elsewhere, or with (), others
-    imply it and it stands for its message.
+    imply it and it stands for its message. `spelling` of a canonical rule gives, of such columns too, the
+    fields that spell the same program so that the rule holds.
     """
 
     id: str
@@ -33,6 +34,7 @@ class Rule:
     noticed: Noticed = "lowered"
     decides_on: tuple[str, ...] | None = None
     kind: Literal["illegal", "canonical"] = "illegal"
+    spelling: Callable[..., Mapping[str, Any]] | None = None
 
     def decides(self, arch: str) -> bool:
         """Whether the rule may decide alone there."""

@@ -286,23 +286,35 @@ class LegalSpace:
         columns = self.family.config_columns(self.problem, self.target, config)
         return tuple(rule.id for rule in broken_rules(self.family.rules, columns, kind))
 
-    def canonical(self, config: Any) -> Any | None:
+    def canonical(self, config: Any) -> Any:
         """The canonical spelling of a legal configuration: it generates the same program."""
-        spelt = self.broken(config, kind="canonical")
-        return self.nearest(config, {rule.partition(".")[2] for rule in spelt}) if spelt else config
+        # One rule's spelling may break another; each is applied once or twice.
+        for _ in range(2 * len(self.family.rules)):
+            columns = self.family.config_columns(self.problem, self.target, config)
+            broken = broken_rules(self.family.rules, columns, kind="canonical")
+            spelling = next((rule.spelling for rule in broken if rule.spelling), None)
+            if spelling is None:
+                break
+            fields = columns.apply(spelling)
+            config = dataclasses.replace(config, **{name: plain(value) for name, value in fields.items()})
+        return config
 
     def explain(self, config: Any) -> Explanation:
         """Every rule a configuration breaks, what derives from it, and the nearest legal repair."""
         columns = self.family.config_columns(self.problem, self.target, config)
         broken = violations(self.family.rules, columns)
-        spelt = violations(self.family.rules, columns, kind="canonical")
+        spelt = self.broken(config, kind="canonical")
         derived = {}
         for name in self.family.reported:
             try:
                 derived[name] = plain(columns[name])
             except ZeroDivisionError:
                 continue
-        repair = self.nearest(config, {v.rule.partition(".")[2] for v in spelt}) if broken or spelt else None
+        repair = None
+        if broken:
+            repair = self.nearest(config, {rule.partition(".")[2] for rule in spelt})
+        elif spelt:
+            repair = self.canonical(config)
         return Explanation(not broken, broken, not spelt and not broken, derived, repair)
 
     def nearest(self, config: Any, spelt: Collection[str] = ()) -> Any | None:

@@ -74,7 +74,9 @@ def row_pitch(
     )
 
 
-def box(id: str, holds: Callable[..., Any], have: str, remedy: str) -> Rule:
+def box(
+    id: str, holds: Callable[..., Any], have: str, remedy: str, *, decides_on: tuple[str, ...] | None = None
+) -> Rule:
     """At most 256 elements along each dimension of one copy."""
     return Rule(
         id=id,
@@ -83,4 +85,5 @@ def box(id: str, holds: Callable[..., Any], have: str, remedy: str) -> Rule:
         need=f"at most {MAX_BOX_ELEMENTS} elements along each dimension of a copy",
         remedy=remedy,
         source="jax/experimental/mosaic/gpu/launch_context.py, <=256 elements; PTX tensor map",
+        decides_on=decides_on,
     )

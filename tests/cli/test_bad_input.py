@@ -76,8 +76,8 @@ LINES: list[tuple[str, int, tuple[str, ...]]] = [
     (f"sweep {COPY} --deviceless", USAGE, ("no GPU here", "--arch sm_90")),
     # what no kernel runs there
     ("space copy m=64 n=64 dtype=float64 --arch sm_80", NOTHING, ("64-bit mode", "not float64")),
-    (f"space {MATMUL} --arch sm_120", NOTHING, ("WGMMA", "not sm_120")),
-    (f"sweep {MATMUL} --deviceless --arch sm_89", NOTHING, ("WGMMA", "not sm_89")),
+    (f"space {MATMUL} rhs_dtype=float16 --arch sm_120", NOTHING, ("WGMMA", "not sm_120")),
+    (f"sweep {MATMUL} rhs_dtype=float16 --deviceless --arch sm_89", NOTHING, ("WGMMA", "not sm_89")),
     (f"space matmul m=4096 n=4096 k=4096 dtype=float64 {ON}", NOTHING, ("not float64",)),
     (f"space matmul m=4096 n=4096 k=4096 dtype=fp8_e4m3 {ON}", NOTHING, ("float8_e4m3fn with rhs=nk alone",)),
     (f"best matmul m=64 n=64 k=64 dtype=int8 {ON}", NOTHING, ("int8 with rhs=nk alone",)),
@@ -289,7 +289,7 @@ def test_unlike_gpus(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     stubs.install(monkeypatch.setattr)
     monkeypatch.setattr(device, "gpus", lambda: others)
     told_on_one_line(run("sweep", *stubs.ARGUMENTS, "--gpus", "0,1"), USAGE, "unlike")
-    told_on_one_line(run("sweep", *MATMUL.split(), "--gpus", "1"), NOTHING, "not sm_80")
+    told_on_one_line(run("sweep", *MATMUL.split(), "rhs_dtype=float16", "--gpus", "1"), NOTHING, "not sm_80")
 
 
 @pytest.mark.usefixtures("gpu")

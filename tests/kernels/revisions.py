@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tuner.search_spaces import copy, copy_cp_async, matmul_blackwell, matmul_hopper
+from tuner.search_spaces import copy, copy_cp_async, matmul_blackwell, matmul_hopper, matmul_mma
 from tuner.search_spaces.architecture import Target, reference_target
 from tuner.search_spaces.family import KernelFamily, families
 from tuner.search_spaces.problem import CopyProblem, MatmulProblem, Problem
@@ -53,6 +53,22 @@ PINNED: dict[str, tuple[tuple[Problem, Any], ...]] = {
             matmul_hopper.TuningConfig(
                 tile_m=64, tile_n=64, tile_k=32, wg_dimension="M", cluster_dimension="N"
             ),
+        ),
+    ),
+    "matmul_mma": (
+        (
+            MatmulProblem(m=4096, n=4096, k=4096, dtype="bfloat16"),
+            matmul_mma.TuningConfig(
+                tile_n=128,
+                max_concurrent_steps=4,
+                wg_dimension="M",
+                grid_minor_dim="M",
+                grid_tile_width=8,
+            ),
+        ),
+        (
+            MatmulProblem(m=512, n=512, k=512, dtype="bfloat16", rhs="nk", out_dtype="float32"),
+            matmul_mma.TuningConfig(epilogue="smem", delay_release=0),
         ),
     ),
     "matmul_blackwell": (

@@ -165,13 +165,21 @@ def test_the_default_is_what_an_engineer_writes_down() -> None:
     assert dataclasses.asdict(matmul_hopper.default_config(MATMUL, SM_90)).items() >= wanted.items()
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_120"])
-def test_another_architecture_is_one_clear_error(arch: str) -> None:
-    """One error before anything is tried, not hundreds of failures."""
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [
+        *((f"sm_{version}", "matmul_mma") for version in (80, 86, 87, 89, 120, 121)),
+        ("sm_90", "matmul_hopper"),
+        *((f"sm_{version}", "matmul_blackwell") for version in (100, 103, 110)),
+    ],
+)
+def test_every_architecture_has_its_matmul(arch: str, name: str) -> None:
+    """And what none of its kernels takes is one error before anything is tried, not hundreds of failures."""
+    assert family_for(MATMUL, reference_target(arch)).name == name
     with pytest.raises(UnsupportedError) as caught:
-        family_for(MATMUL, reference_target(arch))
+        family_for(dataclasses.replace(MATMUL, acc_dtype="float16"), reference_target(arch))
     told = str(caught.value)
-    assert "matmul_hopper needs WGMMA, which only sm_90 has" in told
+    assert name in told
     assert "\n" not in told
     assert caught.value.exit_code == 3
     assert isinstance(caught.value, NoLegalConfigError)
