@@ -215,13 +215,27 @@ def _disagreement(point: Point, found: Verdict, broken: Sequence[Rule]) -> str:
         return "no rule is broken, but it is not in the space"
     refused = not found["lowered"] or found["compiled"] is False
     if point.legal:
-        return f"legal, but {found['refused_by']} says {found['reason']}" if refused else ""
+        if refused:
+            return f"legal, but {found['refused_by']} says {found['reason']}"
+        wanted = _smem_bytes(point)
+        return "" if wanted in (None, found["smem_bytes"]) else _other_smem(wanted, found["smem_bytes"])
     if refused:
         return ""
     passed = "JAX lowers it" if found["compiled"] is None else "JAX and ptxas take it"
     claims = ("lowered",) if found["compiled"] is None else ("lowered", "compiled")
     wrong = [rule.id for rule in broken if rule.noticed in claims]
     return f"illegal by {', '.join(wrong)}, but {passed}" if wrong else ""
+
+
+def _smem_bytes(point: Point) -> int | None:
+    """Shared memory as the family derives it; None where it does not."""
+    space = point.space
+    columns = space.family.config_columns(space.problem, space.target, point.config)
+    return int(columns["smem_bytes"]) if "smem_bytes" in columns else None
+
+
+def _other_smem(derived: int | None, launched: int) -> str:
+    return f"shared memory is not as derived: {derived} bytes, and the launch asks for {launched}"
 
 
 def _changed(point: Point, other: Any) -> str:

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import importlib.util
+import re
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,17 +20,19 @@ def verdict(task: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
 
     Returns:
       `lowered`: whether JAX lowered it. `refused_by`: `jax`, `ptxas`, or `kernel` where our own code
-      raised. `reason`. `digest`: of the program without debug locations. `compiled`: whether ptxas took
-      it, None where it was not asked.
+      raised. `reason`. `digest`: of the program without debug locations. `smem_bytes`: dynamic shared
+      memory of its launch. `compiled`: whether ptxas took it, None where it was not asked.
     """
     import jax
 
     jax.config.update("jax_traceback_filtering", "off")
-    found: dict[str, Any] = {"lowered": False, "refused_by": "", "reason": "", "digest": "", "compiled": None}
+    found: dict[str, Any] = {"lowered": False, "refused_by": "", "reason": "", "digest": "", "smem_bytes": 0}
+    found["compiled"] = None
     with captured_log() as log:
         try:
             lowered = lowered_program(task, compilable=task["compilable"])
-            found |= {"lowered": True, "digest": digest(lowered)}
+            text = module_text(lowered)
+            found |= {"lowered": True, "digest": digest(text), "smem_bytes": launch_smem_bytes(text)}
         except Exception as error:  # noqa: BLE001 - whatever is raised is a verdict
             return found | {"refused_by": raised_by(error), "reason": reason(error, log())}, b""
         if task["compile"]:
@@ -60,16 +63,24 @@ def _jax_folders() -> tuple[Path, ...]:
     return tuple(Path(spec.origin).parent for spec in specs if spec and spec.origin)
 
 
-def digest(lowered: Any) -> str:
-    """A short text that two programs share exactly when they are the same but for debug locations."""
-    return hashlib.sha256(module_text(lowered).encode()).hexdigest()[:24]
+def digest(text: str) -> str:
+    """A short text for the text of a module."""
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def launch_smem_bytes(text: str) -> int:
+    """Dynamic shared memory that a module's text launches its kernel with: the last operand of gpu.launch."""
+    (operands,) = re.findall(r'gpu\.launch"\(([^)]*)\)', text)
+    constant = operands.rpartition("%")[2]
+    (value,) = re.findall(rf'%{constant} = "[^"]*arith\.constant"\(\) (?:<)?{{value = (\d+) : i32}}', text)
+    return int(value)
 
 
 def module_text(lowered: Any) -> str:
     """The program and the kernel in it, printed without debug locations."""
     from jax.extend.mlir import ir
 
-    module = lowered.compiler_ir("stablehlo")
+    original = lowered.compiler_ir("stablehlo")
     kernels = []
 
     def visit(operation: Any) -> Any:
@@ -78,7 +89,9 @@ def module_text(lowered: Any) -> str:
             operation.attributes["mhlo.backend_config"] = ir.StringAttr.get("")
         return ir.WalkResult.ADVANCE
 
-    with module.context:
+    with original.context:
+        # What is lowered is still to be compiled.
+        module = original.operation.clone()
         module.operation.walk(visit)
         program = module.operation.get_asm(enable_debug_info=False)
     return "\n".join([program, *kernels])
