@@ -14,7 +14,7 @@ from .prior import MAX_BLOCKS_PER_SM
 from .problem import DTYPE_BITS, CopyProblem, unmovable
 from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned, whole_parts
 from .rule import Rule
-from .tiles import CANONICAL_MINOR_DIM, RASTER, divisible, divisors
+from .tiles import CANONICAL_MINOR_DIM, RASTER, divisible, divisors, whole_bytes
 from .tma import COPY_BYTES, MAX_BOX_ELEMENTS, TMA_ALIGNMENT_BYTES, TMA_DTYPES, box, row_pitch, whole_lines
 
 REVISION = 1
@@ -46,12 +46,12 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     "bits": lambda problem: DTYPE_BITS[problem.dtype],
     "row_bits": lambda n, bits: n * bits,
     "row_pitch_bytes": lambda row_bits: row_bits // 8,
-    "tile_bits": lambda tile_m, tile_n, bits: tile_m * tile_n * bits,
-    "tile_bytes": lambda tile_bits: tile_bits // 8,
     "tile_row_bits": lambda tile_n, bits: tile_n * bits,
-    "tile_row_bytes": lambda tile_row_bits: tile_row_bits // 8,
     # Types narrower than a byte are moved as whole bytes.
-    "tile_words": lambda tile_row_bits, bits: tile_row_bits // np.maximum(bits, 8),
+    "word_bits": lambda bits: np.maximum(bits, 8),
+    "tile_words": lambda tile_row_bits, word_bits: ceil_div(tile_row_bits, word_bits),
+    "tile_row_bytes": lambda tile_words, word_bits: tile_words * word_bits // 8,
+    "tile_bytes": lambda tile_m, tile_row_bytes: tile_m * tile_row_bytes,
     # Whole rows, or part of one, are one run of memory: no box, no tensor map (JAX launch_context.py,
     # is_simple_contiguous_copy).
     "contiguous": lambda tile_m, tile_n, n: (tile_n == n) | (tile_m == 1),
@@ -93,15 +93,16 @@ RULES: tuple[Rule, ...] = (
         "tile_n={tile_n}",
         "choose a tile_n that divides n",
     ),
+    whole_bytes(lambda tile_row_bits: tile_row_bits % 8 == 0),
     whole_lines(
         "copy.bytes",
-        lambda tile_bits: (tile_bits > 0) & (tile_bits % (8 * COPY_BYTES) == 0),
+        lambda tile_bytes: (tile_bytes > 0) & (tile_bytes % COPY_BYTES == 0),
         "a copy of {tile_m} x {tile_n} x {bits} bits = {tile_bytes} bytes",
         "make tile_m * tile_n * itemsize a multiple of 128",
     ),
     Rule(
         id="copy.inner_bytes",
-        holds=lambda tile_row_bits: tile_row_bits % (8 * TMA_ALIGNMENT_BYTES) == 0,
+        holds=lambda tile_row_bytes: tile_row_bytes % TMA_ALIGNMENT_BYTES == 0,
         have="tile rows of {tile_row_bytes} bytes",
         need=f"a multiple of {TMA_ALIGNMENT_BYTES} bytes",
         remedy="make tile_n a multiple of 16 bytes",
@@ -130,12 +131,12 @@ RULES: tuple[Rule, ...] = (
     SMEM_CAPACITY,
     Rule(
         id="grid.blocks_per_sm",
-        holds=lambda blocks_per_sm: blocks_per_sm >= 1,
+        holds=lambda blocks_per_sm, persistent: (blocks_per_sm >= 1) | (persistent == 0),
         have="blocks_per_sm={blocks_per_sm}",
         need="at least 1",
         remedy="set blocks_per_sm=1",
         source="CUDA: a grid has at least one block",
-        noticed="ran",
+        noticed="compiled",
     ),
     Rule(
         id="canonical.blocks_per_sm",
@@ -211,14 +212,13 @@ def plan(problem: CopyProblem, config: TuningConfig, target: Target) -> Plan:
     """The derived quantities of one configuration; configurations of one canonical form share one."""
     columns = FAMILY.config_columns(problem, target, config)
     refills = columns["block_steps"] > config.max_concurrent_steps
-    bits = columns["bits"]
-    word = max(bits, 8)
+    word = int(columns["word_bits"])
     return Plan(
         m=problem.m,
-        n=problem.n * bits // word,
+        n=int(columns["row_bits"]) // word,
         dtype=problem.dtype if problem.dtype in TMA_DTYPES else f"uint{word}",
         tile_m=config.tile_m,
-        tile_n=ceil_div(config.tile_n * bits, word),
+        tile_n=int(columns["tile_words"]),
         grid=int(columns["grid"]),
         grid_m=int(columns["grid_m"]),
         grid_n=int(columns["grid_n"]),
@@ -264,7 +264,7 @@ _PROBES = (
     CopyProblem(m=96, n=1008, dtype="int8"),
     CopyProblem(m=320, n=600, dtype="bfloat16"),
     CopyProblem(m=1, n=4096, dtype="float16"),
-    CopyProblem(m=256, n=768, dtype="int4"),
+    CopyProblem(m=256, n=992, dtype="int4"),
     CopyProblem(m=256, n=1001, dtype="int8"),
 )
 

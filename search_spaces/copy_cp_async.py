@@ -17,7 +17,7 @@ from .prior import MAX_BLOCKS_PER_SM
 from .problem import DTYPE_BITS, CopyProblem, unmovable
 from .resources import SMEM_CAPACITY, ceil_div, divides, smem_aligned
 from .rule import Rule
-from .tiles import CANONICAL_MINOR_DIM, RASTER, divisible, divisors
+from .tiles import CANONICAL_MINOR_DIM, RASTER, divisible, divisors, whole_bytes
 from .tma import COPY_BYTES, SWIZZLES_BYTES, whole_lines
 
 REVISION = 1
@@ -84,9 +84,12 @@ def _transfer_bytes(rows: Any, tile_m: Any, tile_row_bytes: Any, tile_bytes: Any
 DERIVED: Mapping[str, Callable[..., Any]] = {
     **RASTER,
     "bits": lambda problem: DTYPE_BITS[problem.dtype],
-    "tile_bits": lambda tile_m, tile_n, bits: tile_m * tile_n * bits,
-    "tile_bytes": lambda tile_bits: tile_bits // 8,
-    "tile_row_bytes": lambda tile_n, bits: tile_n * bits // 8,
+    "tile_row_bits": lambda tile_n, bits: tile_n * bits,
+    # Types narrower than a byte are moved as whole bytes.
+    "word_bits": lambda bits: np.maximum(bits, 8),
+    "tile_words": lambda tile_row_bits, word_bits: ceil_div(tile_row_bits, word_bits),
+    "tile_row_bytes": lambda tile_words, word_bits: tile_words * word_bits // 8,
+    "tile_bytes": lambda tile_m, tile_row_bytes: tile_m * tile_row_bytes,
     "rows": lambda layout: layout == "rows",
     "tiled": lambda layout: layout == "tiled",
     "contiguous": lambda tile_m, tile_n, n: (tile_n == n) | (tile_m == 1),
@@ -134,10 +137,11 @@ RULES: tuple[Rule, ...] = (
         "choose a tile_n that divides n",
         f"{_CP_ASYNC} reads what lies beyond the array",
     ),
+    whole_bytes(lambda tile_row_bits: tile_row_bits % 8 == 0),
     dataclasses.replace(
         whole_lines(
             "copy.bytes",
-            lambda tile_bits: (tile_bits > 0) & (tile_bits % (8 * COPY_BYTES) == 0),
+            lambda tile_bytes: (tile_bytes > 0) & (tile_bytes % COPY_BYTES == 0),
             "a copy of {tile_m} x {tile_n} x {bits} bits = {tile_bytes} bytes",
             "make tile_m * tile_n * itemsize a multiple of 128",
             # By transfer and four_tiles.
@@ -157,7 +161,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="copy.transfer",
-        holds=lambda tiled, tile_bits: tiled | (tile_bits % (8 * _LEAST_BYTES) == 0),
+        holds=lambda tiled, tile_bytes: tiled | (tile_bytes % _LEAST_BYTES == 0),
         have="layout=rows with a tile of {tile_bytes} bytes",
         need=f"a multiple of {_LEAST_BYTES} bytes, 4 or 8 for each of {WARPGROUP_THREADS} threads",
         remedy=f"make tile_m * tile_n * itemsize a multiple of {_LEAST_BYTES}",
@@ -173,8 +177,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="copy.tiling",
-        holds=lambda rows, tile_m, tile_n, bits, swizzle_bytes: (
-            rows | (divides(_TILE_ROWS, tile_m) & divides(8 * swizzle_bytes, tile_n * bits))
+        holds=lambda rows, tile_m, tile_row_bytes, swizzle_bytes: (
+            rows | (divides(_TILE_ROWS, tile_m) & divides(swizzle_bytes, tile_row_bytes))
         ),
         have="layout=tiled with {tile_m} rows of {tile_row_bytes} bytes",
         need=f"multiples of {_TILE_ROWS} rows and of {{swizzle_bytes}} bytes",
@@ -183,8 +187,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="copy.four_tiles",
-        holds=lambda rows, tile_bits, swizzle_bytes: (
-            rows | divides(4 * _TILE_ROWS * 8 * swizzle_bytes, tile_bits)
+        holds=lambda rows, tile_bytes, swizzle_bytes: (
+            rows | divides(4 * _TILE_ROWS * swizzle_bytes, tile_bytes)
         ),
         have="layout=tiled with {tile_m} rows of {tile_row_bytes} bytes",
         need=f"a multiple of 4 tiles of {_TILE_ROWS} x {{swizzle_bytes}} bytes, one for each warp",
@@ -207,7 +211,7 @@ RULES: tuple[Rule, ...] = (
         need="at least 1",
         remedy="set blocks_per_sm=1",
         source="CUDA: a grid has at least one block",
-        noticed="ran",
+        noticed="compiled",
     ),
     Rule(
         id="canonical.swizzle_bytes",
@@ -292,13 +296,13 @@ class Plan:
 def plan(problem: CopyProblem, config: TuningConfig, target: Target) -> Plan:
     """The derived quantities of one configuration; configurations of one canonical form share one."""
     columns = FAMILY.config_columns(problem, target, config)
-    word = max(columns["bits"], 8)
+    word = int(columns["word_bits"])
     return Plan(
         m=problem.m,
-        n=problem.n * columns["bits"] // word,
+        n=problem.n * int(columns["bits"]) // word,
         dtype=f"uint{word}",
         tile_m=config.tile_m,
-        tile_n=ceil_div(config.tile_n * columns["bits"], word),
+        tile_n=int(columns["tile_words"]),
         tiled=bool(columns["tiled"]),
         swizzle_bytes=config.swizzle_bytes if columns["tiled"] else _SWIZZLES_BYTES[0],
         grid=int(columns["grid"]),
@@ -380,7 +384,7 @@ _PROBES = (
     CopyProblem(m=96, n=1024, dtype="int8"),
     CopyProblem(m=320, n=640, dtype="bfloat16"),
     CopyProblem(m=1, n=65536, dtype="float16"),
-    CopyProblem(m=256, n=768, dtype="int4"),
+    CopyProblem(m=256, n=4064, dtype="int4"),
 )
 
 FAMILY = KernelFamily(

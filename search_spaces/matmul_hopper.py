@@ -190,17 +190,6 @@ RULES: tuple[Rule, ...] = (
         source="jax/experimental/mosaic/gpu/launch_context.py, partition of a collective load",
     ),
     Rule(
-        id="matmul.multicast_tile",
-        holds=lambda rhs_row_tiles, rhs_k_tiles, cluster_m: (
-            (cluster_m == 1) | (rhs_row_tiles > 1) | (rhs_k_tiles > 1)
-        ),
-        have="a rhs block of one swizzled tile shared by {cluster_m} blocks",
-        need="a tile for each block",
-        remedy="raise tile_n or tile_k, or set cluster_dimension to none or N",
-        source="own kernel: the halves of a swizzled tile of 8 rows were not verified on a GPU",
-        noticed="never",
-    ),
-    Rule(
         id="matmul.epi_tile_m",
         holds=lambda tile_m, epi_tile_m: divides(epi_tile_m, tile_m) & (epi_tile_m % WGMMA_M == 0),
         have="epi_tile_m={epi_tile_m} of tile_m={tile_m}",
@@ -241,7 +230,7 @@ RULES: tuple[Rule, ...] = (
         have="delay_release={delay_release}",
         need="0 or 1",
         remedy="set delay_release=0 or 1",
-        source="own kernel: it hands back the stage before the last one",
+        source="own kernel: it hands back the stage before the last, still read (PTX ISA, wgmma.wait_group)",
         noticed="never",
     ),
     barriers_per_group(lambda steps: steps <= MAX_BARRIERS_PER_GROUP),

@@ -50,6 +50,19 @@ def divisible(id: str, holds: Callable[..., Any], need: str, remedy: str, source
     )
 
 
+def whole_bytes(holds: Callable[..., Any]) -> Rule:
+    """A row of a tile is whole bytes, also of types narrower than one."""
+    return Rule(
+        id="copy.whole_bytes",
+        holds=holds,
+        have="tile rows of {tile_n} x {bits} bits",
+        need="a whole number of bytes",
+        remedy="make tile_n even, or a multiple of 4 for types of 2 bits",
+        source="own kernel: it moves bytes, and the tile would end within one",
+        noticed="never",
+    )
+
+
 RASTER_WIDTH = Rule(
     id="raster.width",
     holds=lambda grid_tile_width: grid_tile_width >= 1,

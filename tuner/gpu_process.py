@@ -82,6 +82,9 @@ class Session:
         }, b""
 
     def _bind(self, family: str, problem: dict[str, Any], seed: int) -> None:
+        # Registers the runtime that compiled kernels call.
+        import jax.experimental.mosaic.gpu  # noqa: F401
+
         from tuner.search_spaces.family import named_family
 
         self._family = named_family(family)

@@ -15,20 +15,19 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from tuner.compiling import CompileTask, compile_program, lowered_program
+from tuner.compiling import CompileTask
 from tuner.farm import Farm
 from tuner.gpu import GpuDriver, Job
-from tuner.gpu_process import Session
-from tuner.proof.verdict import launch_smem_bytes, module_text
 from tuner.search_spaces.architecture import Target
 from tuner.search_spaces.family import KernelFamily, families
 from tuner.search_spaces.problem import CopyProblem, MatmulProblem, Problem
 from tuner.search_spaces.space import LegalSpace
+
+from .checking import compile_and_measure
 
 # Family, problem and share of the configurations. By TMA the mma.sync kernel runs on Hopper too.
 CASES: tuple[tuple[str, Problem, int], ...] = (
@@ -76,32 +75,6 @@ CASES: tuple[tuple[str, Problem, int], ...] = (
 # Indices looked at for extremes.
 _POOL = 200_000
 _COMPILE_TIMEOUT_S = 200.0
-
-
-class Checking(Session):
-    """Runs and checks programs; times nothing, and needs no baseline."""
-
-    def baselines(self, payload: bytes, **opening: Any) -> tuple[dict[str, Any], bytes]:
-        del payload, opening
-        return {"sizes": []}, b""
-
-    def open(
-        self, payload: bytes, *, family: str, problem: dict[str, Any], seed: int, **rest: Any
-    ) -> tuple[dict[str, Any], bytes]:
-        del payload, rest
-        self._bind(family, problem, seed)
-        self._prepare_output(seed)
-        # Twice in all: what a race spares once it may not spare again.
-        self._timer = SimpleNamespace(samples_ns=lambda call, runs: [call() is None or 1])  # type: ignore[assignment]
-        return {"device": self._device(), "versions": self._versions()}, b""
-
-
-def compile_and_measure(task: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """As compile_program, with the shared memory that the compiled launch asks for."""
-    info, program = compile_program(task)
-    if program:
-        info["launch_smem_bytes"] = launch_smem_bytes(module_text(lowered_program(task, compilable=False)))
-    return info, program
 
 
 def extremes(space: LegalSpace, count: int, rng: np.random.Generator) -> list[Any]:
@@ -207,7 +180,9 @@ def measured(gpu: Any, case: list[tuple[Tried, Any]], *, run_timeout_s: float = 
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     first = case[0][0]
     opening = {"family": first.family.address, "problem": first.problem.to_dict(), "seed": 0}
-    driver = GpuDriver(gpu, opening, answers, session="tests.gpu.legal:Checking", run_timeout_s=run_timeout_s)
+    driver = GpuDriver(
+        gpu, opening, answers, session="tests.gpu.checking:Checking", run_timeout_s=run_timeout_s
+    )
     records, running = [], 0
     for tried, future in case:
         info, program = future.result()

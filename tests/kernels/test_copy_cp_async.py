@@ -196,7 +196,7 @@ BIG = CopyProblem(m=1536, n=192, dtype="float32")
         ),
         (
             {"grid_schedule": "hardware", "blocks_per_sm": 1, "max_concurrent_steps": 3, "delay_release": 1},
-            {"max_concurrent_steps": 2, "delay_release": 0},
+            {"delay_release": 0},
         ),
         ({"grid_schedule": "hardware", "blocks_per_sm": 5}, {"blocks_per_sm": 1}),
         ({"tile_n": 192, "max_concurrent_steps": 2, "grid_minor_dim": "M"}, {"grid_minor_dim": "N"}),

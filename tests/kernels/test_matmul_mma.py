@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks  # no public way to ask for races
 
-from tests.kernels.lowering import RaceError, module_text
+from tests.kernels.lowering import RaceError
 from tests.search_spaces.spaces import broken, space_of
 from tests.search_spaces.test_matmul_mma import WITNESSES
 from tuner.compiling import CompileTask, compile_program
 from tuner.farm import Farm
 from tuner.kernels import matmul_mma
 from tuner.lowering import lowering_for
+from tuner.proof.verdict import module_text
 from tuner.search_spaces.architecture import Target, reference_target
 from tuner.search_spaces.matmul_mma import FAMILY, RULES, TuningConfig
 from tuner.search_spaces.problem import MatmulProblem

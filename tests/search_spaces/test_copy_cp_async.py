@@ -32,6 +32,11 @@ ALONE: list[tuple[str, CopyProblem, dict[str, Any]]] = [
     ("copy.contiguous", COPY, {"layout": "rows", "tile_m": 2, "tile_n": 768}),
     ("copy.transfer", COPY, {"layout": "rows", "tile_m": 1, "tile_n": 96}),
     ("copy.transfer", CopyProblem(m=640, n=96, dtype="uint8"), {"layout": "rows", "tile_m": 8, "tile_n": 96}),
+    (
+        "copy.whole_bytes",
+        CopyProblem(m=256, n=4064, dtype="int4"),
+        {"tile_m": 64, "tile_n": 127, "swizzle_bytes": 16},
+    ),
     ("copy.swizzle", COPY, {"swizzle_bytes": 8}),
     ("copy.swizzle", COPY, {"swizzle_bytes": 256}),
     ("copy.tiling", COPY, {"tile_m": 4, "tile_n": 512}),
