@@ -52,9 +52,10 @@ DERIVED: Mapping[str, Callable[..., Any]] = {
     "tile_words": lambda tile_row_bits, word_bits: ceil_div(tile_row_bits, word_bits),
     "tile_row_bytes": lambda tile_words, word_bits: tile_words * word_bits // 8,
     "tile_bytes": lambda tile_m, tile_row_bytes: tile_m * tile_row_bytes,
+    "row_words": lambda row_bits, word_bits: row_bits // word_bits,
     # Whole rows, or part of one, are one run of memory: no box, no tensor map (JAX launch_context.py,
     # is_simple_contiguous_copy).
-    "contiguous": lambda tile_m, tile_n, n: (tile_n == n) | (tile_m == 1),
+    "contiguous": lambda tile_m, tile_words, row_words: (tile_words == row_words) | (tile_m == 1),
     "grid_m": lambda m, tile_m: whole_parts(m, tile_m),
     "grid_n": lambda n, tile_n: whole_parts(n, tile_n),
     "persistent": lambda grid_schedule: grid_schedule == "persistent",
@@ -212,11 +213,10 @@ def plan(problem: CopyProblem, config: TuningConfig, target: Target) -> Plan:
     """The derived quantities of one configuration; configurations of one canonical form share one."""
     columns = FAMILY.config_columns(problem, target, config)
     refills = columns["block_steps"] > config.max_concurrent_steps
-    word = int(columns["word_bits"])
     return Plan(
         m=problem.m,
-        n=int(columns["row_bits"]) // word,
-        dtype=problem.dtype if problem.dtype in TMA_DTYPES else f"uint{word}",
+        n=int(columns["row_words"]),
+        dtype=problem.dtype if problem.dtype in TMA_DTYPES else f"uint{columns['word_bits']}",
         tile_m=config.tile_m,
         tile_n=int(columns["tile_words"]),
         grid=int(columns["grid"]),

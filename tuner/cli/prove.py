@@ -153,7 +153,10 @@ def _json(proofs: "list[Proof]") -> dict[str, Any]:
         "disagreements": [
             {
                 "family": proof.family.name,
-                "problem": found.point.space.problem.to_dict(),
+                "problem": {
+                    "kernel": found.point.space.problem.kernel,
+                    **found.point.space.problem.to_dict(),
+                },
                 "config": dataclasses.asdict(found.point.config),
                 "rules": list(found.rules),
                 "what": found.what,

@@ -18,7 +18,9 @@ Fields = Mapping[str, np.ndarray]
 
 # Points drawn of each kind for a few hundred that are kept, and legal configurations they start from.
 _POOL = 60_000
-_BASES = 2_000
+_BASES = 1_000
+# Legal points looked up in the space.
+_LOOKED_AT = 300
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class Point:
     """One configuration of one problem, and what the rules say of it.
 
     broken: illegal rules it breaks. spelt: canonical rules it breaks, if no other. twin: the canonical
-    configuration that is to generate the same program. missing: legal and canonical, but not in the space.
+    configuration that is to generate the same program. beside: the legal configuration a near one was
+    stepped from, whose program is another. missing: legal and canonical, but not in the space.
     """
 
     space: LegalSpace
@@ -35,6 +38,7 @@ class Point:
     broken: tuple[str, ...]
     spelt: tuple[str, ...]
     twin: Any | None
+    beside: Any | None
     missing: bool
 
     @property
@@ -109,10 +113,12 @@ def draw_points(space: LegalSpace, count: int, rng: np.random.Generator) -> list
     for origin in ("near", "wide"):
         bases = _pooled(space, grid, legal, rng)
         changed = _near(grid, bases, rng) if origin == "near" else _wide(grid, bases, rng)
-        for config in _spread(space, changed, third, rng):
+        for row in _spread(space, changed, third, rng):
+            config = _config(space, changed, row)
+            beside = _config(space, bases, row) if origin == "near" and len(legal) else None
             if config not in taken:
                 taken.add(config)
-                points.append(sorted_out(space, config, origin))
+                points.append(sorted_out(space, config, origin, beside))
     return points
 
 
@@ -153,27 +159,32 @@ def _wide(grid: WideGrid, bases: Fields, rng: np.random.Generator) -> Fields:
     }
 
 
-def _spread(space: LegalSpace, fields: Fields, count: int, rng: np.random.Generator) -> list[Any]:
-    """`count` of the drawn points: for each rule some it decides alone, then legal ones, then any."""
+def _spread(space: LegalSpace, fields: Fields, count: int, rng: np.random.Generator) -> list[int]:
+    """`count` of the drawn points: what is legal and missing, for each rule some it decides alone, any."""
     broken = _broken(space, fields)
     how_many = broken.sum(axis=0)
     share = max(2, count // (2 * len(broken)))
-    # Legal ones are what an axis may lack.
-    groups = [(np.flatnonzero((how_many == 1) & alone), share) for alone in rng.permutation(broken)]
-    groups += [(np.flatnonzero(how_many == 0), count // 6), (np.arange(_POOL), count)]
-    rows = np.concatenate([rng.permutation(found)[:most] for found, most in groups])
-    rows = np.array(list(dict.fromkeys(rows.tolist())))[:count]
+    legal = rng.permutation(np.flatnonzero(how_many == 0))
+    looked_at = [int(row) for row in legal[:_LOOKED_AT]]
+    missing = [row for row in looked_at if _config(space, fields, row) not in space]
+    alone = [
+        rng.permutation(np.flatnonzero((how_many == 1) & one))[:share] for one in rng.permutation(broken)
+    ]
+    anything = rng.permutation(_POOL)[:count]
+    rows = np.concatenate([np.array(missing[: count // 4], int), *alone, legal[: count // 6], anything])
+    return list(dict.fromkeys(rows.tolist()))[:count]
+
+
+def _config(space: LegalSpace, fields: Fields, row: int) -> Any:
+    """The configuration in one row of columns, where None is spelt ""."""
     family = space.family
     choices = {f.name: f.metadata.get("choices") for f in dataclasses.fields(family.config_class)}
-    return [
-        family.config_class(
-            **{
-                name: int(column[row]) if choices[name] is None else str(column[row]) or None
-                for name, column in fields.items()
-            }
-        )
-        for row in rows
-    ]
+    return family.config_class(
+        **{
+            name: int(column[row]) if choices[name] is None else str(column[row]) or None
+            for name, column in fields.items()
+        }
+    )
 
 
 def _broken(space: LegalSpace, fields: Fields) -> np.ndarray:
@@ -190,10 +201,12 @@ def _broken(space: LegalSpace, fields: Fields) -> np.ndarray:
     return found
 
 
-def sorted_out(space: LegalSpace, config: Any, origin: Origin) -> Point:
+def sorted_out(space: LegalSpace, config: Any, origin: Origin, beside: Any | None = None) -> Point:
     """A configuration with what the rules say of it."""
     broken = space.broken(config)
     spelt = () if broken else space.broken(config, kind="canonical")
     twin = space.canonical(config) if spelt else None
     missing = not broken and not spelt and config not in space
-    return Point(space, config, origin, broken, spelt, twin, missing)
+    # What is legal and as canonical as its neighbour is another program.
+    beside = None if broken or spelt or beside == config else beside
+    return Point(space, config, origin, broken, spelt, twin, beside, missing)

@@ -132,7 +132,7 @@ class _Trial:
         self._found: dict[tuple[tuple[str, ...], str], list[tuple[Point, str]]] = {}
 
     def ask(self, point: Point, *, compile_it: bool) -> tuple[Future, Future | None]:
-        """Futures of the point's verdict and of its twin's."""
+        """Futures of the verdicts on the point, and on its twin or the neighbour it is beside."""
         space, compilable = point.space, self._proof.compiled
 
         def submit(config: Any, *, compiling: bool) -> Future:
@@ -146,29 +146,34 @@ class _Trial:
             return self._farm.submit(verdict, request)
 
         own = submit(point.config, compiling=compilable and compile_it)
-        return own, None if point.twin is None else submit(point.twin, compiling=False)
+        other = point.twin or point.beside
+        return own, None if other is None else submit(other, compiling=False)
 
     def judge(self, point: Point, futures: tuple[Future, Future | None]) -> None:
         """Compares rules and compilers on one point, and counts it."""
-        own, twin = futures
+        own, other = futures
         found = _answer(own)
-        what = self._difference(point, found, None if twin is None else _answer(twin))
+        what = self._difference(point, found, None if other is None else _answer(other))
         if what:
             self._found.setdefault((point.broken, kind_of(what)), []).append((point, what))
         self._count(point, found)
 
-    def _difference(self, point: Point, found: Verdict, twin: Verdict | None) -> str:
+    def _difference(self, point: Point, found: Verdict, other: Verdict | None) -> str:
         if what := _disagreement(point, found, [self._rules[name] for name in point.broken]):
             return what
-        if twin is not None:
-            same = found["digest"] == twin["digest"]
+        same = other is not None and found["digest"] == other["digest"]
+        if point.twin is not None:
             return "" if same else f"not the program of its canonical form: {_changed(point, point.twin)}"
-        if point.legal:
-            key = point.space.problem.key, found["digest"]
-            first = self._programs.setdefault(key, point.config)
-            if first != point.config:
-                return f"the same program as another canonical configuration: {_changed(point, first)}"
-        return ""
+        if not point.legal:
+            return ""
+        first = point.beside if same else self._first_with(point, found["digest"])
+        if first == point.config:
+            return ""
+        return f"the same program as another canonical configuration: {_changed(point, first)}"
+
+    def _first_with(self, point: Point, digest: str) -> Any:
+        """The first configuration seen to generate the program."""
+        return self._programs.setdefault((point.space.problem.key, digest), point.config)
 
     def _count(self, point: Point, found: Verdict) -> None:
         proof, decided = self._proof, point.broken or point.spelt
@@ -185,8 +190,8 @@ class _Trial:
         """One disagreement a kind, with a small reproducer."""
 
         def again(point: Point) -> str:
-            own, twin = self.ask(point, compile_it=True)
-            return self._difference(point, _answer(own), None if twin is None else _answer(twin))
+            own, other = self.ask(point, compile_it=True)
+            return self._difference(point, _answer(own), None if other is None else _answer(other))
 
         kept = []
         for place, ((rules, _), shown) in enumerate(self._found.items()):

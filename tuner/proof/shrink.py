@@ -22,7 +22,9 @@ def smallest(point: Point, what: str, judge: Judge) -> Point:
         value = getattr(default, field.name)
         if getattr(point.config, field.name) == value:
             continue
-        tried = sorted_out(space, dataclasses.replace(point.config, **{field.name: value}), point.origin)
+        config = dataclasses.replace(point.config, **{field.name: value})
+        beside = point.beside and dataclasses.replace(point.beside, **{field.name: value})
+        tried = sorted_out(space, config, point.origin, beside)
         if tried.broken == point.broken and kind_of(judge(tried)) == kind:
             point = tried
     return point
