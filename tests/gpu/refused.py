@@ -1,6 +1,8 @@
 """What the rules refuse and JAX and ptxas take, each tried on a GPU in a process of its own: none is right.
 
-`python -m tests.gpu.refused --out FILE` writes what became of each, one JSON object a line.
+`python -m tests.gpu.refused --out FILE` writes what became of each, one JSON object a line. Not among them is
+the Hopper matmul with delay_release=2: a stage handed back while it may still be read, a race that the H200 did
+not lose when it was tried.
 """
 
 import argparse
@@ -20,8 +22,6 @@ from .legal import Tried, measured, say, task_of
 _SMALL = {"tile_m": 64, "tile_n": 64, "tile_k": 64, "max_concurrent_steps": 2, "epi_tile_n": 64}
 _LONG = MatmulProblem(m=512, n=512, k=1024, dtype="bfloat16")
 _COPY = CopyProblem(m=512, n=1200, dtype="float32")
-# Its multiplications outlast a load, so that a stage given back too early is overwritten while it is read.
-_WIDE = {"tile_m": 64, "tile_n": 256, "tile_k": 64, "epi_tile_n": 64, "wg_dimension": "M"}
 
 # The rule that alone is broken, the family, a problem and the fields that differ from the defaults.
 CASES: tuple[tuple[str, str, Problem, dict[str, Any]], ...] = (
@@ -38,12 +38,6 @@ CASES: tuple[tuple[str, str, Problem, dict[str, Any]], ...] = (
         "matmul_hopper",
         _LONG,
         {**_SMALL, "max_concurrent_steps": 1, "delay_release": 1},
-    ),
-    (
-        "pipeline.delay_release",
-        "matmul_hopper",
-        MatmulProblem(m=1024, n=1024, k=16384, dtype="bfloat16"),
-        {**_WIDE, "max_concurrent_steps": 3, "delay_release": 2},
     ),
     ("raster.width", "matmul_hopper", _LONG, {**_SMALL, "grid_tile_width": 0}),
     ("copy.m_divisible", "copy_tma", _COPY, {"tile_m": 48, "tile_n": 48}),
