@@ -1,8 +1,8 @@
 """What the rules refuse and JAX and ptxas take, each tried on a GPU in a process of its own: none is right.
 
-`python -m tests.gpu.refused --out FILE` writes what became of each, one JSON object a line. Not among them is
-the Hopper matmul with delay_release=2: a stage handed back while it may still be read, a race that the H200 did
-not lose when it was tried.
+`python -m tests.gpu.refused --out FILE` writes what became of each, one JSON object a line. Not among them
+is the Hopper matmul with delay_release=2: a stage handed back while it may still be read, a race that the
+H200 did not lose when it was tried.
 """
 
 import argparse
