@@ -119,9 +119,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="pipeline.steps",
-        holds=lambda max_concurrent_steps, delay_release: (
-            (delay_release >= 0) & (max_concurrent_steps >= 1) & (max_concurrent_steps > delay_release)
-        ),
+        holds=lambda max_concurrent_steps, delay_release: max_concurrent_steps > delay_release,
         have="max_concurrent_steps={max_concurrent_steps} with delay_release={delay_release}",
         need="more slots than stores held back",
         remedy="raise max_concurrent_steps",
@@ -157,17 +155,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="canonical.max_concurrent_steps",
-        holds=lambda max_concurrent_steps, block_steps, delay_release: (
-            max_concurrent_steps <= np.maximum(block_steps, delay_release + 1)
-        ),
+        holds=lambda max_concurrent_steps, block_steps: max_concurrent_steps <= block_steps,
         have="max_concurrent_steps={max_concurrent_steps}",
         need="at most {block_steps}, the tiles a block copies",
         remedy="set max_concurrent_steps={block_steps}",
         source="the ring holds no more slots than tiles",
         kind="canonical",
-        spelling=lambda block_steps, delay_release: {
-            "max_concurrent_steps": np.maximum(block_steps, delay_release + 1)
-        },
+        spelling=lambda block_steps: {"max_concurrent_steps": block_steps, "delay_release": 0},
     ),
     Rule(
         id="canonical.delay_release",
@@ -260,7 +254,7 @@ def default_config(problem: CopyProblem, target: Target) -> TuningConfig:
 
 
 _PROBES = (
-    CopyProblem(m=1024, n=512, dtype="float32"),
+    CopyProblem(m=1028, n=512, dtype="float32"),
     CopyProblem(m=96, n=1008, dtype="int8"),
     CopyProblem(m=320, n=600, dtype="bfloat16"),
     CopyProblem(m=1, n=4096, dtype="float16"),

@@ -197,7 +197,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="pipeline.steps",
-        holds=lambda in_flight, delay_release: (delay_release >= 0) & (in_flight >= 1),
+        holds=lambda in_flight: in_flight >= 1,
         have="max_concurrent_steps={max_concurrent_steps} with delay_release={delay_release}",
         need="at least one load in flight",
         remedy="raise max_concurrent_steps",

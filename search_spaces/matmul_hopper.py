@@ -215,9 +215,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="pipeline.steps",
-        holds=lambda max_concurrent_steps, delay_release: (
-            (max_concurrent_steps >= 1) & (max_concurrent_steps > delay_release)
-        ),
+        holds=lambda max_concurrent_steps, delay_release: max_concurrent_steps > delay_release,
         have="max_concurrent_steps={max_concurrent_steps} with delay_release={delay_release}",
         need="more stages than are held back",
         remedy="raise max_concurrent_steps",
@@ -226,7 +224,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="pipeline.delay_release",
-        holds=lambda delay_release: (delay_release >= 0) & (delay_release <= 1),
+        holds=lambda delay_release: delay_release <= 1,
         have="delay_release={delay_release}",
         need="0 or 1",
         remedy="set delay_release=0 or 1",
@@ -388,7 +386,7 @@ _PROBES = (
     MatmulProblem(m=1024, n=960, k=4096, dtype="int8", out_dtype="int32", rhs="nk"),
     MatmulProblem(m=256, n=320, k=768, dtype="float8_e4m3fn", out_dtype="bfloat16", rhs="nk"),
     MatmulProblem(m=128, n=512, k=256, dtype="float32", rhs="nk"),
-    MatmulProblem(m=4608, n=48, k=64, dtype="bfloat16"),
+    MatmulProblem(m=67584, n=16, k=64, dtype="bfloat16"),
 )
 # jax/experimental/pallas/ops/gpu/hopper_matmul_mgpu.py, main().
 _PUBLISHED = {

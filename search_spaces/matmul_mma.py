@@ -257,9 +257,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="pipeline.steps",
-        holds=lambda max_concurrent_steps, delay_release: (
-            (max_concurrent_steps >= 1) & (max_concurrent_steps > delay_release)
-        ),
+        holds=lambda max_concurrent_steps, delay_release: max_concurrent_steps > delay_release,
         have="max_concurrent_steps={max_concurrent_steps} with delay_release={delay_release}",
         need="more stages than are held back",
         remedy="raise max_concurrent_steps",
@@ -268,7 +266,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="pipeline.delay_release",
-        holds=lambda delay_release: (delay_release >= 0) & (delay_release <= 1),
+        holds=lambda delay_release: delay_release <= 1,
         have="delay_release={delay_release}",
         need="0 or 1",
         remedy="set delay_release=0 or 1",

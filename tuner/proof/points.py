@@ -113,7 +113,7 @@ def draw_points(space: LegalSpace, count: int, rng: np.random.Generator) -> list
     for origin in ("near", "wide"):
         bases = _pooled(space, grid, legal, rng)
         changed = _near(grid, bases, rng) if origin == "near" else _wide(grid, bases, rng)
-        for row in _spread(space, changed, third, rng):
+        for row in _spread(space, changed, _distance(bases, changed), third, rng):
             config = _config(space, changed, row)
             beside = _config(space, bases, row) if origin == "near" and len(legal) else None
             if config not in taken:
@@ -159,17 +159,33 @@ def _wide(grid: WideGrid, bases: Fields, rng: np.random.Generator) -> Fields:
     }
 
 
-def _spread(space: LegalSpace, fields: Fields, count: int, rng: np.random.Generator) -> list[int]:
-    """`count` of the drawn points: what is legal and missing, for each rule some it decides alone, any."""
+def _distance(bases: Fields, fields: Fields) -> np.ndarray:
+    """How far each point is from what it was stepped from; a name counts as one."""
+    apart = [
+        (fields[name] != column) * 1 if column.dtype.kind == "U" else np.abs(fields[name] - column)
+        for name, column in bases.items()
+    ]
+    return np.asarray(np.sum(apart, axis=0))
+
+
+def _spread(
+    space: LegalSpace, fields: Fields, distance: np.ndarray, count: int, rng: np.random.Generator
+) -> list[int]:
+    """`count` of the drawn points: what is legal and missing, for each rule some it decides alone, any.
+
+    Of those alone, half are the smallest steps over the rule's edge.
+    """
     broken = _broken(space, fields)
     how_many = broken.sum(axis=0)
     share = max(2, count // (2 * len(broken)))
     legal = rng.permutation(np.flatnonzero(how_many == 0))
     looked_at = [int(row) for row in legal[:_LOOKED_AT]]
     missing = [row for row in looked_at if _config(space, fields, row) not in space]
-    alone = [
-        rng.permutation(np.flatnonzero((how_many == 1) & one))[:share] for one in rng.permutation(broken)
-    ]
+    alone = []
+    for one in rng.permutation(broken):
+        found = rng.permutation(np.flatnonzero((how_many == 1) & one))
+        nearest = found[np.argsort(distance[found], kind="stable")][: -(-share // 2)]
+        alone += [nearest, found[: share - len(nearest)]]
     anything = rng.permutation(_POOL)[:count]
     rows = np.concatenate([np.array(missing[: count // 4], int), *alone, legal[: count // 6], anything])
     return list(dict.fromkeys(rows.tolist()))[:count]
