@@ -378,23 +378,36 @@ class LegalSpace:
         where = f"{self.family.name} configuration on {self.target.device_kind}"
         raise NoLegalConfigError(
             f"{self.problem} has no legal {where}; {told}",
-            fix=self._nearest_size() or "change the shape or the type",
+            fix=self._nearest_sizes() or "change the shape or the type",
         )
 
-    def _nearest_size(self) -> str:
-        """The nearest problem that has a legal configuration, one dimension changed."""
-        changes = []
-        for name in ("m", "n", "k"):
-            size = getattr(self.problem, name, 0)
-            for step in _SIZE_STEPS if size else ():
-                changes += [(name, size, other) for other in (-(-size // step) * step, size // step * step)]
-        changes.sort(key=lambda change: abs(change[2] - change[1]) / change[1])
-        for name, size, other in dict.fromkeys(changes):
-            if 0 < other != size:
-                problem = dataclasses.replace(self.problem, **{name: other})  # type: ignore[type-var]
-                if len(LegalSpace(self.family, problem, self.target)):
-                    return f"the nearest size that has some is {name}={other}"
-        return ""
+    def _nearest_sizes(self) -> str:
+        """The nearest problems that have a legal configuration: one size changed, else all rounded up."""
+        sizes = {name: size for name in ("m", "n", "k") if (size := getattr(self.problem, name, 0))}
+        changes = [
+            (abs(other - size) / size, name, other)
+            for name, size in sizes.items()
+            for step in _SIZE_STEPS
+            for other in (-(-size // step) * step, size // step * step)
+            if 0 < other != size
+        ]
+        tried = [(name, other) for _, name, other in sorted(set(changes))]
+        nearest = next((change for change in tried if self._has_some(dict([change]))), None)
+        if nearest is None:
+            rounded = {name: -(-size // _SIZE_STEPS[-1]) * _SIZE_STEPS[-1] for name, size in sizes.items()}
+            told = " ".join(f"{name}={other}" for name, other in rounded.items())
+            return f"a size that has some is {told}" if self._has_some(rounded) else ""
+        name, size = nearest
+        above = size > sizes[name]
+        beyond = (o for n, o in tried if n == name and (o > sizes[name]) != above)
+        other = next((o for o in beyond if self._has_some({name: o})), None)
+        if other is None:
+            return f"the nearest size that has some is {name}={size}"
+        return f"the nearest sizes that have some are {name}={size} and {name}={other}"
+
+    def _has_some(self, sizes: dict[str, int]) -> bool:
+        problem = dataclasses.replace(self.problem, **sizes)  # type: ignore[type-var]
+        return len(LegalSpace(self.family, problem, self.target)) > 0
 
 
 def _cross_join(

@@ -35,7 +35,7 @@ _COMPILED = 200
 def command(
     arch: str, kernel: str, samples: int, seed: int, rung: str | None, save: str | None, as_json: bool
 ) -> int:
-    """Hold the rules against JAX and ptxas on random points. Exit 1 on any disagreement.
+    """Hold the rules against JAX and ptxas on random points. Exit 1 on any disagreement or undecided rule.
 
     A third of the points is legal, a third one step from a legal one, a third anywhere on a grid wider
     than the axes. JAX's lowering for ARCH is asked about each, ptxas about 200 legal ones and about every
@@ -107,7 +107,7 @@ def _tell(proof: "Proof") -> None:
         because = f"  {rule.source}" if count.absorbed else ""
         click.echo(f"  {rule.id:<30} {count.alone:>13} {count.absorbed:>8}  {told:<9}{because}")
     for name in proof.undecided:
-        click.echo(f"  UNDECIDED {name}: no point is decided by it alone")
+        click.echo(f"  UNDECIDED {name}: no point is decided by it alone; raise --samples")
     for found in proof.disagreements:
         click.echo(f"  DISAGREEMENT {found.what} ({found.count} points)\n    {_reproducer(found)}")
     click.echo(f"  {len(proof.disagreements)} disagreements")
