@@ -464,11 +464,11 @@ def _predict_us(
 
 
 _PROBES = (
-    MatmulProblem(m=512, n=512, k=512, dtype="bfloat16"),
-    MatmulProblem(m=384, n=320, k=192, dtype="float16", rhs="nk", out_dtype="float32"),
+    MatmulProblem(m=256, n=256, k=512, dtype="bfloat16"),
+    MatmulProblem(m=192, n=160, k=192, dtype="float16", rhs="nk", out_dtype="float32"),
     MatmulProblem(m=128, n=192, k=2048, dtype="int8", out_dtype="int32", rhs="nk"),
-    MatmulProblem(m=4224, n=32, k=96, dtype="bfloat16"),
-    MatmulProblem(m=64, n=256, k=256, dtype="float8_e4m3fn", out_dtype="bfloat16", rhs="nk"),
+    MatmulProblem(m=4224, n=16, k=96, dtype="bfloat16"),
+    MatmulProblem(m=64, n=192, k=256, dtype="float8_e4m3fn", out_dtype="bfloat16", rhs="nk"),
 )
 
 FAMILY = KernelFamily(

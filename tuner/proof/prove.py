@@ -161,6 +161,8 @@ class _Trial:
     def _difference(self, point: Point, found: Verdict, other: Verdict | None) -> str:
         if what := _disagreement(point, found, [self._rules[name] for name in point.broken]):
             return what
+        if "" in (found["digest"], "-" if other is None else other["digest"]):
+            return ""
         same = other is not None and found["digest"] == other["digest"]
         if point.twin is not None:
             return "" if same else f"not the program of its canonical form: {_changed(point, point.twin)}"
@@ -207,9 +209,16 @@ def _answer(future: Future) -> Verdict:
     answer: Verdict = future.result()[0]
     if "lowered" in answer:
         return answer
-    # The worker died of it, or outlived its deadline: LLVM aborts on what it cannot select.
-    reason = answer["reason"]
-    return {"lowered": True, "compiled": False, "refused_by": "ptxas", "reason": reason, "digest": ""}
+    # LLVM aborts on what it cannot select, and takes the worker with it. To run out of time refuses nothing.
+    reason, in_time = answer["reason"], not answer["reason"].startswith("TIMEOUT")
+    return {
+        "lowered": True,
+        "compiled": False if in_time else None,
+        "refused_by": "ptxas" if in_time else "",
+        "reason": reason,
+        "digest": "",
+        "smem_bytes": None,
+    }
 
 
 def _disagreement(point: Point, found: Verdict, broken: Sequence[Rule]) -> str:
@@ -222,8 +231,8 @@ def _disagreement(point: Point, found: Verdict, broken: Sequence[Rule]) -> str:
     if point.legal:
         if refused:
             return f"legal, but {found['refused_by']} says {found['reason']}"
-        wanted = _smem_bytes(point)
-        return "" if wanted in (None, found["smem_bytes"]) else _other_smem(wanted, found["smem_bytes"])
+        wanted, launched = _smem_bytes(point), found["smem_bytes"]
+        return "" if None in (wanted, launched) or wanted == launched else _other_smem(wanted, launched)
     if refused:
         return ""
     passed = "JAX lowers it" if found["compiled"] is None else "JAX and ptxas take it"
