@@ -76,7 +76,11 @@ def told_apart(rule: Rule, mutant: Callable[..., Any], family: KernelFamily, poi
             rest = np.ones(len(found.legal), dtype=bool)
             for other in others:
                 rest &= np.asarray(found.columns.apply(other.holds), dtype=bool)
-            holds = np.broadcast_to(np.asarray(_applied(found, rule, mutant), dtype=bool), rest.shape)
+            try:
+                holds = np.broadcast_to(np.asarray(_applied(found, rule, mutant), dtype=bool), rest.shape)
+            except IndexError:
+                # A number that was a place in a tuple: no rule any more.
+                return True
         fits = found.legal if rule.kind == "illegal" else found.canonical
         judged = np.ones(len(rest), dtype=bool) if rule.kind == "illegal" else found.legal
         if np.any(((rest & holds) != fits) & judged):
