@@ -489,7 +489,7 @@ _PROBES = (
     MatmulProblem(m=384, n=576, k=192, dtype="float16", rhs="nk", out_dtype="float32"),
     MatmulProblem(m=256, n=640, k=4224, dtype="int8", out_dtype="int32"),
     MatmulProblem(m=256, n=640, k=256, dtype="int8", out_dtype="int32", rhs="nk"),
-    MatmulProblem(m=256, n=320, k=768, dtype="float8_e4m3fn", out_dtype="bfloat16"),
+    MatmulProblem(m=256, n=320, k=4224, dtype="float8_e4m3fn", out_dtype="bfloat16"),
     MatmulProblem(m=128, n=512, k=1024, dtype="float8_e5m2", out_dtype="float16", rhs="nk"),
 )
 # jax/experimental/pallas/ops/gpu/blackwell_matmul_mgpu.py, main().
